@@ -33,7 +33,7 @@ def register() -> None:
     if dist.is_available() and "dldist" not in dist.Backend.backend_list:
         dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=_devices())
         _register_for_independent_groups()
-        _leave_recording_to_dldist()
+        _skip_torch_recording()
     if os.environ.get("DLDIST_TORCH_AS_GLOO", "") not in ("", "0"):
         set_as_gloo(True)
 
@@ -49,13 +49,13 @@ def _devices() -> list[str]:
 
 
 def _register_for_independent_groups() -> None:
-    known = names.find("torch.distributed._dist2._BACKENDS")
+    backends = names.find("torch.distributed._dist2._BACKENDS")
     register_backend = names.find("torch.distributed._dist2.register_backend")
-    if known is not None and register_backend is not None and "dldist" not in known:
+    if backends is not None and register_backend is not None and "dldist" not in backends:
         register_backend("dldist", _create_independent_group)
 
 
-def _leave_recording_to_dldist() -> None:
+def _skip_torch_recording() -> None:
     """Keep PyTorch's flight recorder from recording dldist's calls: dldist has a recorder."""
     self_recording = names.find("torch.distributed.distributed_c10d._FR_SELF_RECORDING_BACKENDS")
     if self_recording is not None:
@@ -80,19 +80,19 @@ def _create_independent_group(store: Any, rank: int, world_size: int, timeout: A
 
 
 _CREATE_WRAPPER = "torch.distributed.distributed_c10d._create_process_group_wrapper"
-_OF_WRAPPER = (
+_WRAPPER_NAMES = (
     _CREATE_WRAPPER,
     "torch.distributed.distributed_c10d._ProcessGroupWrapper",
     "torch.distributed.distributed_c10d.PG_WRAPPER_STORE_PREFIX",
 )
 
 
-class _InPlaceOfGloo(type):
+class _GlooReplacement(type):
     """Metaclass of the class that replaces ProcessGroupGloo. The first group imports dldist."""
 
-    torchs: Any
+    torch_class: Any
     """PyTorch's own ProcessGroupGloo."""
-    torchs_create_wrapper: Any
+    torch_create_wrapper: Any
     """PyTorch's function that wraps a group for DETAIL debugging; None if it has none."""
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
@@ -100,17 +100,17 @@ class _InPlaceOfGloo(type):
 
         return create_gloo(*args, **named)
 
-    def __instancecheck__(cls, thing: Any) -> bool:
-        if isinstance(thing, cls.torchs):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if isinstance(instance, cls.torch_class):
             return True
-        made = sys.modules.get("dldist.torch._groups")
-        return made is not None and made.is_in_place_of_gloo(thing)
+        groups_module = sys.modules.get("dldist.torch._groups")
+        return groups_module is not None and groups_module.replaces_gloo(instance)
 
     def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.torchs, name)  # PyTorch's attributes, such as options and devices
+        return getattr(cls.torch_class, name)  # PyTorch's attributes, such as options and devices
 
 
-def set_as_gloo(is_wanted: bool) -> None:
+def set_as_gloo(use_dldist: bool) -> None:
     """Make "gloo" groups use dldist, or PyTorch's Gloo again. Existing groups do not change."""
     import torch.distributed as dist
 
@@ -120,34 +120,34 @@ def set_as_gloo(is_wanted: bool) -> None:
     from torch.distributed import distributed_c10d
 
     current: Any = distributed_c10d.ProcessGroupGloo
-    if isinstance(current, _InPlaceOfGloo) == is_wanted:
+    if isinstance(current, _GlooReplacement) == use_dldist:
         return
-    if is_wanted:
-        kept = {"torchs": current, "torchs_create_wrapper": names.find(_CREATE_WRAPPER)}
-        chosen, create_wrapper = _InPlaceOfGloo("ProcessGroupGloo", (), kept), _create_wrapper_with(current)
+    if use_dldist:
+        originals = {"torch_class": current, "torch_create_wrapper": names.find(_CREATE_WRAPPER)}
+        replacement, create_wrapper = _GlooReplacement("ProcessGroupGloo", (), originals), _make_create_wrapper(current)
     else:
-        chosen, create_wrapper = current.torchs, current.torchs_create_wrapper
+        replacement, create_wrapper = current.torch_class, current.torch_create_wrapper
     modules: Any = (dist, distributed_c10d, _distributed_c10d)
     for module in modules:
-        module.ProcessGroupGloo = chosen
+        module.ProcessGroupGloo = replacement
     if create_wrapper is not None:
         distributed_c10d._create_process_group_wrapper = create_wrapper
 
 
-def _create_wrapper_with(torchs: Any) -> Any:
+def _make_create_wrapper(torch_class: Any) -> Any:
     """Return a function that makes PyTorch's wrapper for debug level DETAIL, or None if PyTorch
     lacks it.
 
     The wrapper, in C++, exchanges messages only through PyTorch's own ProcessGroupGloo.
     """
-    if not names.are_present(*_OF_WRAPPER):
+    if not names.are_present(*_WRAPPER_NAMES):
         return None
     from torch.distributed import distributed_c10d
 
     def create_wrapper(wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None) -> Any:
         prefix = f"{distributed_c10d.PG_WRAPPER_STORE_PREFIX}:{store_prefix}"
         limit = distributed_c10d.default_pg_timeout if timeout is None else timeout
-        helper = torchs(distributed_c10d.PrefixStore(prefix, store), rank, world_size, timeout=limit)
-        return distributed_c10d._ProcessGroupWrapper(wrapped_pg, helper)
+        gloo_group = torch_class(distributed_c10d.PrefixStore(prefix, store), rank, world_size, timeout=limit)
+        return distributed_c10d._ProcessGroupWrapper(wrapped_pg, gloo_group)
 
     return create_wrapper

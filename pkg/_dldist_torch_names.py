@@ -45,7 +45,7 @@ class Name:
 
 
 _AS_GLOO = 'the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL for "gloo" over dldist'
-_BESIDE = "groups in Python beside another backend"
+_GROUPS_OF_OTHERS = "groups in Python beside another backend"
 _BUCKETS = "share_buckets()"
 _COMPILED = "torch.compile around calls of groups"
 _DIST2 = "torch.distributed._dist2.new_group()"
@@ -72,10 +72,10 @@ NAMES = (
     Name(f"{_DISTRIBUTED}._set_pg_timeout", "torch.distributed.distributed_c10d._set_pg_timeout()"),
     Name(f"{_DISTRIBUTED}.monitored_barrier", "torch.distributed.monitored_barrier()"),
     Name(f"{_DISTRIBUTED}._FR_SELF_RECORDING_BACKENDS", "a single record of each call", since="2.15"),
-    Name(f"{_DISTRIBUTED}._maybe_attach_flight_recorder", _BESIDE, since="2.15"),
-    Name(f"{_DISTRIBUTED}._world.pg_backend_config", _BESIDE),
-    Name(f"{_DISTRIBUTED}._world.pg_group_ranks", _BESIDE),
-    Name(f"{_DISTRIBUTED}._new_process_group_helper", _BESIDE),
+    Name(f"{_DISTRIBUTED}._maybe_attach_flight_recorder", _GROUPS_OF_OTHERS, since="2.15"),
+    Name(f"{_DISTRIBUTED}._world.pg_backend_config", _GROUPS_OF_OTHERS),
+    Name(f"{_DISTRIBUTED}._world.pg_group_ranks", _GROUPS_OF_OTHERS),
+    Name(f"{_DISTRIBUTED}._new_process_group_helper", _GROUPS_OF_OTHERS),
     Name(f"{_IN_C}._dump_fr_trace", _DUMPS, since="2.8"),
     Name(f"{_IN_C}._dump_fr_trace_json", _DUMPS, since="2.8"),
     Name(f"{_IN_C}.AllreduceOptions.asyncOp", "synchronous calls of groups in Python", since="2.8"),
@@ -138,10 +138,10 @@ def warn_of_absent_names() -> None:
     """Emit one warning that lists absent names, with the features that need them, if any."""
     import torch
 
-    lacked = absent(torch.__version__)
-    if lacked:
-        paths = ", ".join(name.path for name in lacked)
-        purposes = "; ".join(dict.fromkeys(name.purpose for name in lacked))
+    missing = absent(torch.__version__)
+    if missing:
+        paths = ", ".join(name.path for name in missing)
+        purposes = "; ".join(dict.fromkeys(name.purpose for name in missing))
         warnings.warn(
             f"dldist: PyTorch {torch.__version__} lacks {paths}: unavailable or limited: {purposes}; "
             "a newer dldist may support this PyTorch",
@@ -156,14 +156,14 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _object_at(path: str) -> Any:
     path, _, parameter = path.rstrip(")").partition("(")
-    found: Any = importlib.import_module("torch")
-    walked = "torch"
+    value: Any = importlib.import_module("torch")
+    prefix = "torch"
     for part in path.split(".")[1:]:
-        walked += f".{part}"
-        found = _member(found, part, walked)
-    if parameter and found is not None:
-        return inspect.signature(found).parameters.get(parameter)
-    return found
+        prefix += f".{part}"
+        value = _member(value, part, prefix)
+    if parameter and value is not None:
+        return inspect.signature(value).parameters.get(parameter)
+    return value
 
 
 def _member(owner: Any, name: str, path: str) -> Any:

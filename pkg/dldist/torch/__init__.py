@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from _dldist_torch import register, set_as_gloo
 
-from dldist.torch._hook import Shared, averaged_in_shared_memory
+from dldist.torch._bucket_hook import SharedBuckets, average_in_shared_memory
 from dldist.torch._runner import runner_of
 from dldist.world import World
 
 if TYPE_CHECKING:
-    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._python_group import ProcessGroup
     from dldist.torch._work import Work
 
 __all__ = ["ProcessGroup", "Work", "empty", "install", "share_buckets", "world_of"]
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     """Import the classes of groups in Python at first use: the C++ backend needs none."""
     if name not in ("ProcessGroup", "Work"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._python_group import ProcessGroup
     from dldist.torch._work import Work
 
     globals().update(ProcessGroup=ProcessGroup, Work=Work)
@@ -78,11 +78,11 @@ def share_buckets(model: torch.nn.parallel.DistributedDataParallel) -> None:
     """
     group = model.process_group
     runner = _runner_of(group, "share_buckets(): argument 'model' must have a process_group")
-    model.register_comm_hook(Shared(group, runner.buckets), averaged_in_shared_memory)
+    model.register_comm_hook(SharedBuckets(group, runner.buckets), average_in_shared_memory)
 
 
-def _runner_of(group: Any, what: str) -> Any:
+def _runner_of(group: Any, subject: str) -> Any:
     runner = runner_of(group)
     if runner is None:
-        raise TypeError(f'{what} of the backend "dldist", not {group!r}')
+        raise TypeError(f'{subject} of the backend "dldist", not {group!r}')
     return runner

@@ -16,7 +16,7 @@ def main() -> int:
     if options.build:
         try:
             _native.build()
-        except _native.CannotBuild as reason:
+        except _native.BuildError as reason:
             print(f"error: {reason}")
             return 1
     print(_native.state())

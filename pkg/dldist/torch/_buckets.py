@@ -19,7 +19,7 @@ import dldist
 
 _MIN_BYTES = 65536  # minimum size in bytes; smaller buckets gain little
 _MAX_BUCKETS = 128  # maximum per group; each uses two descriptors
-_TORCHS_FILES = "/dev/shm"  # the folder in which torch creates shared storages
+_TORCH_SHM_FOLDER = "/dev/shm"  # the folder in which torch creates shared storages
 
 _use_count: Any = names.find("torch._C._storage_Use_Count")
 _share: Any = names.find("torch.UntypedStorage._share_fd_cpu_")
@@ -65,7 +65,7 @@ class Buckets:
             return None
         nbytes = storage.nbytes()
         try:
-            self._check_use_and_room(nbytes)
+            self._check_benefit_and_space(nbytes)
             descriptor, _ = _share(storage)
             array = self._world._adopt(storage.data_ptr(), descriptor, nbytes)
         except (OSError, RuntimeError) as error:
@@ -76,15 +76,15 @@ class Buckets:
         self._moved[storage.data_ptr()] = bucket
         return bucket
 
-    def _check_use_and_room(self, nbytes: int) -> None:
+    def _check_benefit_and_space(self, nbytes: int) -> None:
         local_size = sum(member.is_same_host for member in self._world.members)
         if local_size == 1:
             raise OSError("no other rank is on this host")
-        files = os.statvfs(_TORCHS_FILES)
-        room = files.f_bavail * files.f_frsize
+        filesystem = os.statvfs(_TORCH_SHM_FOLDER)
+        free_bytes = filesystem.f_bavail * filesystem.f_frsize
         # All ranks of the host move a bucket; leave room for another, or torch gets SIGBUS.
-        if room < nbytes * (local_size + 1):
-            raise OSError(f"{_TORCHS_FILES} has room for {room} bytes, too little to move one of {nbytes}")
+        if free_bytes < nbytes * (local_size + 1):
+            raise OSError(f"{_TORCH_SHM_FOLDER} has room for {free_bytes} bytes, too little to move one of {nbytes}")
 
     def _drop_unused(self) -> None:
         """Release buckets whose storage has no other user, as after DDP has rebuilt buckets."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dldist._backends.nccl import NCCLOptions, ProcessGroupNCCL
-from dldist.torch._options import FromTorch
+from dldist.torch._options import TorchOptionsMixin
 
 __all__ = ["CudaBackend", "NCCLOptions"]
 
 
-class CudaBackend(FromTorch, ProcessGroupNCCL):
+class CudaBackend(TorchOptionsMixin, ProcessGroupNCCL):
     """The backend for CUDA tensors in groups with "cuda:dldist". `group` is an NcclGroup."""

@@ -35,7 +35,7 @@ from dldist.torch._work import Work
 c10d: Any = _distributed_c10d
 
 if TYPE_CHECKING:
-    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._python_group import ProcessGroup
 
 
 class _Operation(NamedTuple):
@@ -45,14 +45,14 @@ class _Operation(NamedTuple):
     options: Any = None
 
 
-def _operation_of(call: Call) -> _Operation:
+def _find_operation(call: Call) -> _Operation:
     # Operations have the calls' former names. A trailing underscore means that tensors are written.
     name = call.former_name or call.name
     return _Operation(f"{name}_" if call.sides else name, getattr(c10d, call.options.__name__))
 
 
 _OPERATIONS = {
-    **{call.name: known for call in CALLS.values() if hasattr(torch.ops.c10d, (known := _operation_of(call)).name)},
+    **{call.name: operation for call in CALLS.values() if hasattr(torch.ops.c10d, (operation := _find_operation(call)).name)},
     "recv": _Operation("recv_"),
     "recv_anysource": _Operation("recv_any_source_"),
     "send": _Operation("send"),
@@ -84,11 +84,11 @@ _can_replace_kernels = names.are_present(
 _modes: Any = names.find("torch.utils._python_dispatch._get_current_dispatch_mode_stack") or list
 _len_of_modes: Any = names.find("torch._C._len_torch_dispatch_stack") or (lambda: len(_modes()))
 _transform: Any = names.find("torch._C._functorch.peek_interpreter_stack") or (lambda: None)
-_PLAIN = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
+_UNOBSERVED_TYPES = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
 _no_dispatch: Any = torch.Tensor.__torch_dispatch__  # the default, which plain tensors have
 
 
-def is_looked_at(arguments: tuple[Any, ...]) -> bool:
+def is_observed(arguments: tuple[Any, ...]) -> bool:
     """True if a mode or tensor observes operations, so a call must run as one."""
     if _len_of_modes() or _transform() is not None:
         return True
@@ -96,7 +96,7 @@ def is_looked_at(arguments: tuple[Any, ...]) -> bool:
         while isinstance(item, (list, tuple)) and item:  # of a list, check only the first tensor
             item = item[0]
         kind = type(item)
-        if kind not in _PLAIN and getattr(kind, "__torch_dispatch__", _no_dispatch) is not _no_dispatch:
+        if kind not in _UNOBSERVED_TYPES and getattr(kind, "__torch_dispatch__", _no_dispatch) is not _no_dispatch:
             return True
     return False
 
@@ -114,30 +114,30 @@ class _Call:
         self.works: list[Work] = []
 
 
-class _Entered(threading.local):
+class _ThreadState(threading.local):
     call: _Call | None = None
 
 
-_entered = _Entered()
+_thread_state = _ThreadState()
 
 
 def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
     """Run a group's call as an operation. Return the work, which may be another library's."""
-    known = _OPERATIONS.get(method)
-    hindrance = _hindrance(method, known, arguments)
-    if known is None or hindrance:
+    operation = _OPERATIONS.get(method)
+    obstacle = _obstacle(method, operation, arguments)
+    if operation is None or obstacle:
         raise NotImplementedError(
             f'{method}() on a group of the backend "dldist" was called where {_observer_of(arguments)} has to see it as an '
-            f"operation of PyTorch, but {hindrance}; call it elsewhere, or use torch.distributed._functional_collectives"
+            f"operation of PyTorch, but {obstacle}; call it elsewhere, or use torch.distributed._functional_collectives"
         )
     kind = device_type_of(arguments)
     if kind == "cuda":
-        serve(kind)
-    operation = getattr(torch.ops.c10d, known.name).default
-    opts = None if known.options is None else arguments[-1]
-    given = iter(arguments)
+        replace_kernels(kind)
+    torch_operation = getattr(torch.ops.c10d, operation.name).default
+    opts = None if operation.options is None else arguments[-1]
+    remaining = iter(arguments)
     values: list[Any] = []
-    for argument in operation._schema.arguments:
+    for argument in torch_operation._schema.arguments:
         if argument.name == "process_group":
             values.append(group.boxed())
         elif argument.name == "sparse_indices":
@@ -145,15 +145,15 @@ def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
         elif argument.name == "tensor":
             values.append(torch.empty(1))  # a barrier has no tensor, but the operation needs one
         elif argument.name in _FIELDS:
-            values.append(_value_of(argument.name, getattr(opts, _FIELDS[argument.name])))
+            values.append(_operation_value(argument.name, getattr(opts, _FIELDS[argument.name])))
         else:
-            values.append(next(given))
-    call = _entered.call = _Call(opts, _entered.call)
+            values.append(next(remaining))
+    call = _thread_state.call = _Call(opts, _thread_state.call)
     try:
-        returned = operation(*values)
-        return dist.Work.unbox(returned[-1] if isinstance(returned, (list, tuple)) else returned)
+        result = torch_operation(*values)
+        return dist.Work.unbox(result[-1] if isinstance(result, (list, tuple)) else result)
     finally:
-        _entered.call = call.outer
+        _thread_state.call = call.outer
 
 
 def _observer_of(arguments: tuple[Any, ...]) -> str:
@@ -162,10 +162,10 @@ def _observer_of(arguments: tuple[Any, ...]) -> str:
     return "torch.func" if _transform() is not None else type(flat(arguments[0])[0]).__name__
 
 
-def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]) -> str:
-    if known is None:
+def _obstacle(method: str, operation: _Operation | None, arguments: tuple[Any, ...]) -> str:
+    if operation is None:
         return "PyTorch has no such operation"
-    if not _name_in_backends(method):
+    if not _backend_method(method):
         return "PyTorch's own backends have it only in C++"
     if not _can_replace_kernels:
         return "that takes PyTorch 2.8 or newer"
@@ -173,13 +173,13 @@ def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]
     return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
 
 
-def _value_of(name: str, value: Any) -> Any:
+def _operation_value(name: str, value: Any) -> Any:
     if name == "timeout":
         return -1 if value.days < 0 else round(value.total_seconds() * 1000)
-    return _boxed(value) if name == "reduce_op" else value
+    return _boxed_reduction(value) if name == "reduce_op" else value
 
 
-class _ArgumentsKnown(Exception):
+class _ArgumentsCaptured(Exception):
     """Raised to end an operation once its arguments are known."""
 
 
@@ -188,50 +188,50 @@ _Mode: Any = names.find("torch.utils._python_dispatch.TorchDispatchMode") or obj
 
 class _StopAtArguments(_Mode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _ArgumentsKnown(args)
+        raise _ArgumentsCaptured(args)
 
 
-_probe = torch.zeros(0)
+_EMPTY_TENSOR = torch.zeros(0)
 
 
-def _boxed(op: Any) -> Any:
+def _boxed_reduction(op: Any) -> Any:
     """Convert a reduction to an operation's argument, which only a C++ group can create."""
     opts = c10d.AllreduceOptions()
     opts.reduceOp = getattr(dist.ReduceOp, op.name) if type(op) is dldist.ReduceOp else op
     try:
         with torch._C._DisableFuncTorch(), _StopAtArguments():
-            dist.ProcessGroup(0, 1).allreduce([_probe], opts)  # type: ignore[call-arg]
-    except _ArgumentsKnown as known:
-        return known.args[0][2]
+            dist.ProcessGroup(0, 1).allreduce([_EMPTY_TENSOR], opts)  # type: ignore[call-arg]
+    except _ArgumentsCaptured as captured:
+        return captured.args[0][2]
     raise AssertionError("an operation went on although a mode had ended it")
 
 
 # ---- from an operation to its call
 
 
-def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
+def _kernel(method: str, operation: _Operation, kind: str) -> Callable[..., Any]:
     """Create an operation's kernel for a device type, which calls `method` on dldist's groups."""
-    operation = getattr(torch.ops.c10d, known.name).default
-    names = [argument.name for argument in operation._schema.arguments]
-    place_of_group = names.index("process_group")
-    has_outputs = len(operation._schema.returns) == 2
+    torch_operation = getattr(torch.ops.c10d, operation.name).default
+    names = [argument.name for argument in torch_operation._schema.arguments]
+    group_index = names.index("process_group")
+    has_outputs = len(torch_operation._schema.returns) == 2
 
     @not_compiled
     def kernel(*values: Any) -> Any:
-        group = dist.ProcessGroup.unbox(values[place_of_group])
-        call = _entered.call
-        opts = known.options and known.options()
+        group = dist.ProcessGroup.unbox(values[group_index])
+        call = _thread_state.call
+        opts = operation.options and operation.options()
         arguments = []
         for name, value in zip(names, values):  # trailing default values may be missing
             if name in _FIELDS:
-                setattr(opts, _FIELDS[name], _option_of(name, value, call))
+                setattr(opts, _FIELDS[name], _option_value(name, value, call))
             elif name not in ("process_group", "sparse_indices", "tensor"):
                 arguments.append(value)
         arguments += [opts] if opts is not None else []
-        if not hasattr(group, "_run_here"):
-            work = _run_there(group, kind, method, arguments) or _ended()
+        if not hasattr(group, "_run_call"):
+            work = _run_on_other_group(group, kind, method, arguments) or _completed_work()
         else:
-            work = group._run_here(method, tuple(arguments))
+            work = group._run_call(method, tuple(arguments))
             if call is not None:
                 call.works.append(work)
             else:  # the operation started in C++, which drops the work's Python half
@@ -241,27 +241,27 @@ def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
     return kernel
 
 
-def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
+def _run_on_other_group(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
     """Run a call by the group's backend. Unlike PyTorch's kernel, this releases the GIL."""
     backend = group._get_backend(torch.device(kind))
-    return getattr(backend, _name_in_backends(method))(*arguments)
+    return getattr(backend, _backend_method(method))(*arguments)
 
 
-def _ended() -> Any:
+def _completed_work() -> Any:
     """Return a completed work, for backends whose synchronous calls return None."""
     future: Any = torch._C.Future([])
     future.set_result(None)
     return c10d._create_work_from_future(future)
 
 
-def _name_in_backends(method: str) -> str:
+def _backend_method(method: str) -> str:
     """Return a call's name in the backends of PyTorch, or "" if only C++ can call it."""
     call = CALLS.get(method)
     names = (method, call.former_name if call is not None else "")
     return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
 
 
-def _option_of(name: str, value: Any, call: _Call | None) -> Any:
+def _option_value(name: str, value: Any, call: _Call | None) -> Any:
     if name == "timeout":
         return timedelta(milliseconds=value)
     if name != "reduce_op":
@@ -275,25 +275,25 @@ def _option_of(name: str, value: Any, call: _Call | None) -> Any:
 
 
 _library: Any = None
-_served: set[str] = set()
+_replaced: set[str] = set()
 
 
-def serve(kind: str) -> None:
+def replace_kernels(kind: str) -> None:
     """Replace the kernels of a device type, so that operations reach dldist's groups."""
     global _library
     key = kind.upper()
-    if key in _served or not _can_replace_kernels:
+    if key in _replaced or not _can_replace_kernels:
         return
-    _served.add(key)
+    _replaced.add(key)
     _library = _library or torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a kernel exists already
-        for method, known in _OPERATIONS.items():
-            if hasattr(torch.ops.c10d, known.name) and _name_in_backends(method):
-                _replace(method, known, key)
+        for method, operation in _OPERATIONS.items():
+            if hasattr(torch.ops.c10d, operation.name) and _backend_method(method):
+                _replace(method, operation, key)
         _replace("allreduce", _OPERATIONS["allreduce"], f"Sparse{key}")
 
 
-def _replace(method: str, known: _Operation, key: str) -> None:
-    kernel = _kernel(method, known, key.removeprefix("Sparse").lower())
-    _library.impl(known.name, kernel, key, allow_override=True)
+def _replace(method: str, operation: _Operation, key: str) -> None:
+    kernel = _kernel(method, operation, key.removeprefix("Sparse").lower())
+    _library.impl(operation.name, kernel, key, allow_override=True)

@@ -21,36 +21,36 @@ _BASES: dict[type[BaseException], type[BaseException]] = {
 }
 """For each exception of dldist, the class that PyTorch programs catch."""
 
-_AS_TORCHS = {
-    ours: type(ours.__name__, (ours, theirs), {"__module__": __name__, "__doc__": ours.__doc__})
-    for ours, theirs in _BASES.items()
+_TORCH_CLASSES = {
+    own_class: type(own_class.__name__, (own_class, torch_class), {"__module__": __name__, "__doc__": own_class.__doc__})
+    for own_class, torch_class in _BASES.items()
 }
 
-globals().update({kind.__name__: kind for kind in _AS_TORCHS.values()})  # pickle needs these names
+globals().update({kind.__name__: kind for kind in _TORCH_CLASSES.values()})  # pickle needs these names
 
 
-def as_torchs(error: BaseException) -> BaseException:
+def to_torch_error(error: BaseException) -> BaseException:
     """Make an exception also an instance of torch's class, if torch has such a class."""
-    kind = _AS_TORCHS.get(type(error))
+    kind = _TORCH_CLASSES.get(type(error))
     if kind is not None:
-        _add_words(error)
+        _add_gloo_wording(error)
         error.__class__ = kind  # the object keeps its identity, traceback and attributes
     return error
 
 
-def _add_words(error: BaseException) -> None:
+def _add_gloo_wording(error: BaseException) -> None:
     """Add Gloo's wording for late and lost ranks, because programs search for this wording."""
     if isinstance(error, dldist.DistTimeoutError):
         waited_ms = round(1000 * (error.elapsed or 0))
-        words = f"Timed out waiting {waited_ms}ms" if waited_ms > 0 else "Timed out waiting for the other ranks"
+        wording = f"Timed out waiting {waited_ms}ms" if waited_ms > 0 else "Timed out waiting for the other ranks"
     elif isinstance(error, dldist.DistPeerLostError):
-        words = "Connection closed by peer"
+        wording = "Connection closed by peer"
     else:
         return
-    error.args = (f"{error} [in Gloo's words: {words}]", *error.args[1:])
+    error.args = (f"{error} [in Gloo's words: {wording}]", *error.args[1:])
 
 
-class Converting:
+class ErrorConverter:
     """A context manager that replaces an exception by the result of `convert`."""
 
     def __init__(self, convert: Callable[[BaseException], BaseException]) -> None:
@@ -64,4 +64,4 @@ class Converting:
             raise converted from error
 
 
-torchs_errors = Converting(as_torchs)
+convert_to_torch_errors = ErrorConverter(to_torch_error)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from dldist.torch import _for_our_groups, _native
+from dldist.torch import _native, _torch_patches
 from dldist.torch._compiler import not_compiled
 from dldist.torch._runner import Runner
 
@@ -20,9 +20,9 @@ def create_group(opts: Any) -> Any:
     is_default = not opts.global_ranks_in_group
     ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)
     if getattr(opts, "enable_reconfigure", False):  # the attribute exists since PyTorch 2.14
-        return _over(Runner.without_members(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout))
+        return _create_native_or_python(Runner.before_reconfigure(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout))
     label = "default" if is_default else ""
-    return _over(Runner.meeting(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout, label))
+    return _create_native_or_python(Runner.rendezvous(opts.store, opts.group_id, ranks, opts.group_rank, opts.timeout, label))
 
 
 @not_compiled
@@ -30,15 +30,15 @@ def create_independent_group(store: Any, rank: int, size: int, timeout: timedelt
     """Create a group for torch.distributed._dist2.new_group, which torch does not register."""
     # All groups of a process get the same store, so add a count of this rank's groups to the name.
     name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
-    own_store = dist.PrefixStore(f"dldist/{name}/", store)
-    made = _over(Runner.meeting(own_store, name, list(range(size)), rank, timeout), device.type)
-    group: Any = made
-    if not isinstance(made, dist.ProcessGroup):
-        group = dist.ProcessGroup(own_store, rank, size)  # type: ignore[call-arg]
+    prefixed_store = dist.PrefixStore(f"dldist/{name}/", store)
+    native_group = _create_native_or_python(Runner.rendezvous(prefixed_store, name, list(range(size)), rank, timeout), device.type)
+    group: Any = native_group
+    if not isinstance(native_group, dist.ProcessGroup):
+        group = dist.ProcessGroup(prefixed_store, rank, size)  # type: ignore[call-arg]
         kind = dist.ProcessGroup.BackendType.CUSTOM
         group._set_default_backend(kind)
-        for served in {"cpu", device.type}:
-            group._register_backend(torch.device(served), kind, made)
+        for device_kind in {"cpu", device.type}:
+            group._register_backend(torch.device(device_kind), kind, native_group)
     group._set_group_name(name)
     group._set_group_desc("undefined")
     return group
@@ -54,26 +54,26 @@ def create_gloo(
         options: Gloo's options, or a timeout.
         enable_reconfigure: True if the group must support reconfigure(). PyTorch 2.14 passes it.
     """
-    given = timeout if options is None else getattr(options, "_timeout", options)
-    limit = default_pg_timeout if given is None else given
+    value = timeout if options is None else getattr(options, "_timeout", options)
+    limit = default_pg_timeout if value is None else value
     ranks = list(getattr(options, "global_ranks_in_group", ())) or list(range(size))
-    create = Runner.without_members if enable_reconfigure else Runner.meeting
-    return _over(create(store, "gloo", ranks, rank, limit, serves_as="gloo"))
+    create = Runner.before_reconfigure if enable_reconfigure else Runner.rendezvous
+    return _create_native_or_python(create(store, "gloo", ranks, rank, limit, backend_name="gloo"))
 
 
-def is_in_place_of_gloo(thing: Any) -> bool:
+def replaces_gloo(object_: Any) -> bool:
     """True if create_gloo() created this object."""
-    return getattr(thing, "serves_as", "") == "gloo"
+    return getattr(object_, "backend_name", "") == "gloo"
 
 
-def _over(runner: Runner, device_type: str = "cpu") -> Any:
-    _for_our_groups.answer()
+def _create_native_or_python(runner: Runner, device_type: str = "cpu") -> Any:
+    _torch_patches.install()
     native = _native.load()
     if native is not None:
         return native.Backend(runner, runner.cpu.options._timeout)
     if runner.group is None:
         raise RuntimeError("enable_reconfigure=True: needs the backend in C++ (python -m dldist.torch --build)")
-    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._python_group import ProcessGroup
 
-    config = ",".join(f"{served}:{runner.serves_as}" for served in dict.fromkeys(("cpu", device_type)))
+    config = ",".join(f"{device_kind}:{runner.backend_name}" for device_kind in dict.fromkeys(("cpu", device_type)))
     return ProcessGroup(runner, config)

@@ -3,7 +3,7 @@
 The backend is compiled against PyTorch's headers, like PyTorch's C++ extensions, by the compiler in
 CXX, or g++, c++ or clang++. This takes about half a minute, once for each machine and version: the
 library is stored in the user's cache folder. If the backend cannot be compiled or loaded, groups
-are in Python (_plain.py), and the reason is stored, so that later processes do not retry.
+are in Python (_python_group.py), and the reason is stored, so that later processes do not retry.
 
     python -m dldist.torch            reports which of the two is in use
     python -m dldist.torch --build    compiles it now, for an image or before the first run
@@ -40,33 +40,33 @@ _LIMIT_S = 600  # seconds to compile, or to wait for another process that does
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DDLDIST_MODULE={_MODULE}")
 
 _logger = logging.getLogger("dldist")
-_loading = threading.Lock()  # held because threads may create their first groups concurrently
+_load_lock = threading.Lock()  # held because threads may create their first groups concurrently
 
 
-class CannotBuild(Exception):
+class BuildError(Exception):
     """Raised if there is no C++ backend; the message is the reason."""
 
 
 def load() -> Any:
     """Return the module with the class Backend, or None if groups are in Python; log the reason."""
-    return _loaded_or_why_not()[0]
+    return _load_locked()[0]
 
 
-def _loaded_or_why_not() -> tuple[Any, str]:
-    with _loading:
+def _load_locked() -> tuple[Any, str]:
+    with _load_lock:
         return _load_once()
 
 
 @functools.cache
 def _load_once() -> tuple[Any, str]:
     """Return the module and "", or None and the reason why there is none."""
-    wish = settings.value("torch_backend")
-    if wish == "python":
+    choice = settings.value("torch_backend")
+    if choice == "python":
         return None, "DLDIST_TORCH_BACKEND=python"
     try:
-        return _loaded(_built(tries_again=wish == "c++")), ""
-    except CannotBuild as reason:
-        if wish == "c++":
+        return _import_library(_build_if_needed(retry=choice == "c++")), ""
+    except BuildError as reason:
+        if choice == "c++":
             raise RuntimeError(f"DLDIST_TORCH_BACKEND=c++: {reason}") from reason
         _logger.warning('groups of the backend "dldist" are made in Python, and their calls take longer: %s', reason)
         return None, str(reason)
@@ -74,7 +74,7 @@ def _load_once() -> tuple[Any, str]:
 
 def state() -> str:
     """Describe whether groups are in C++ or in Python, and why."""
-    module, reason = _loaded_or_why_not()
+    module, reason = _load_locked()
     if module is not None:
         return f'groups of the backend "dldist" are made in C++: {module.__file__}'
     return f'groups of the backend "dldist" are made in Python: {reason}'
@@ -82,13 +82,13 @@ def state() -> str:
 
 def build() -> pathlib.Path:
     """Compile the library unless it exists, and load it. Raise CannotBuild if that fails."""
-    with _loading:
-        library = _built(tries_again=True)
+    with _load_lock:
+        library = _build_if_needed(retry=True)
         try:
-            _loaded(library)
-        except CannotBuild:  # broken, or built by another host that shares this home folder
+            _import_library(library)
+        except BuildError:  # broken, or built by another host that shares this home folder
             library.unlink(missing_ok=True)
-            _loaded(_built(tries_again=True))
+            _import_library(_build_if_needed(retry=True))
         return library
 
 
@@ -97,33 +97,33 @@ def build() -> pathlib.Path:
 
 def _folder() -> pathlib.Path:
     """Return the cache folder for libraries of this source, PyTorch and Python."""
-    base = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
+    cache_folder = pathlib.Path(settings.value("cache_home") or _home() / ".cache")
     versions = f"{torch.__version__}-{names.find('torch.version.git_version')}-{importlib.machinery.EXTENSION_SUFFIXES[0]}-{' '.join(_FLAGS)}"
-    mark = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
-    return base / "dldist" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{mark}"
+    digest = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
+    return cache_folder / "dldist" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest}"
 
 
 def _home() -> pathlib.Path:
     try:
         return pathlib.Path.home()
     except RuntimeError as error:  # no HOME and no passwd entry, as in many containers
-        raise CannotBuild(f"there is no folder to keep it in: {error} XDG_CACHE_HOME names one") from error
+        raise BuildError(f"there is no folder to keep it in: {error} XDG_CACHE_HOME names one") from error
 
 
-def _private(folder: pathlib.Path) -> pathlib.Path:
+def _make_private(folder: pathlib.Path) -> pathlib.Path:
     """Create the folder if needed. Raise CannotBuild if other users can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
-        raise CannotBuild(f"{folder} cannot be made ({error}); XDG_CACHE_HOME names another place") from error
+        raise BuildError(f"{folder} cannot be made ({error}); XDG_CACHE_HOME names another place") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise CannotBuild(f"{folder} must belong to this user, and only this user may write to it")
+        raise BuildError(f"{folder} must belong to this user, and only this user may write to it")
     return folder
 
 
 @contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
+def _exclusive_lock(folder: pathlib.Path) -> Iterator[None]:
     """Lock the folder against other processes of this user, within a `with` block."""
     deadline = time.monotonic() + _LIMIT_S
     with open(folder / "lock", "w", encoding="utf-8") as file:
@@ -133,7 +133,7 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise CannotBuild(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
+                    raise BuildError(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
                 time.sleep(0.1)
             except OSError:
                 break  # file system without locks: of several compilations, the last one stays
@@ -146,34 +146,34 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 def _check_release() -> None:
     """Raise CannotBuild if PyTorch is older than 2.9: its c10d::Backend lacks virtual methods."""
     if names.find("torch.distributed.ProcessGroup.split_group") is None:  # new in 2.9 too
-        raise CannotBuild(f"PyTorch {torch.__version__} is too old for the backend in C++, which needs 2.9 or newer")
+        raise BuildError(f"PyTorch {torch.__version__} is too old for the backend in C++, which needs 2.9 or newer")
 
 
-def _built(tries_again: bool) -> pathlib.Path:
+def _build_if_needed(retry: bool) -> pathlib.Path:
     _check_release()
-    folder = _private(_folder())
+    folder = _make_private(_folder())
     library = folder / f"{_MODULE}.so"
     if library.exists():
         return library
     try:
-        with _alone(folder):
+        with _exclusive_lock(folder):
             if not library.exists():
-                _compile_unless_it_failed(library, tries_again)
+                _compile_unless_failed_before(library, retry)
     except OSError as error:
-        raise CannotBuild(f"{folder} cannot be used ({error}); XDG_CACHE_HOME names another place") from error
+        raise BuildError(f"{folder} cannot be used ({error}); XDG_CACHE_HOME names another place") from error
     return library
 
 
-def _compile_unless_it_failed(library: pathlib.Path, tries_again: bool) -> None:
-    failed = library.parent / "failed"
-    if failed.exists() and not tries_again:
-        raise CannotBuild(failed.read_text(encoding="utf-8"))
+def _compile_unless_failed_before(library: pathlib.Path, retry: bool) -> None:
+    failure_file = library.parent / "failed"
+    if failure_file.exists() and not retry:
+        raise BuildError(failure_file.read_text(encoding="utf-8"))
     try:
         _compile(library)
-    except CannotBuild as reason:
-        failed.write_text(str(reason), encoding="utf-8")
+    except BuildError as reason:
+        failure_file.write_text(str(reason), encoding="utf-8")
         raise
-    failed.unlink(missing_ok=True)
+    failure_file.unlink(missing_ok=True)
 
 
 def _compile(library: pathlib.Path) -> None:
@@ -182,43 +182,43 @@ def _compile(library: pathlib.Path) -> None:
         'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
         torch.__version__,
     )
-    made = library.with_suffix(f".{os.urandom(8).hex()}.so")  # the name is unique among hosts
+    temporary = library.with_suffix(f".{os.urandom(8).hex()}.so")  # the name is unique among hosts
     try:
-        done = subprocess.run(
-            [*compiler, *_FLAGS, *_places(), str(_SOURCE), "-o", str(made), "-lc10", "-ltorch_cpu", "-ltorch_python"],
+        completed = subprocess.run(
+            [*compiler, *_FLAGS, *_path_flags(), str(_SOURCE), "-o", str(temporary), "-lc10", "-ltorch_cpu", "-ltorch_python"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,
             check=False,
         )
-        if done.returncode != 0:
-            raise CannotBuild(f"{compiler[0]} failed: {_first_error(done.stderr)}")
-        made.rename(library)
+        if completed.returncode != 0:
+            raise BuildError(f"{compiler[0]} failed: {_first_error(completed.stderr)}")
+        temporary.rename(library)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotBuild(f"it could not be compiled: {error}") from error
+        raise BuildError(f"it could not be compiled: {error}") from error
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _compiler() -> list[str]:
     import shlex
 
-    given = shlex.split(os.environ.get("CXX", ""))
-    for command in [given] if given else [[name] for name in _COMPILERS]:
+    configured = shlex.split(os.environ.get("CXX", ""))
+    for command in [configured] if configured else [[name] for name in _COMPILERS]:
         if shutil.which(command[0]) is not None:
             return command
-    raise CannotBuild(f"there is no C++ compiler ({' or '.join(given[:1] or _COMPILERS)}). Debian, Ubuntu: apt-get install g++")
+    raise BuildError(f"there is no C++ compiler ({' or '.join(configured[:1] or _COMPILERS)}). Debian, Ubuntu: apt-get install g++")
 
 
-def _places() -> list[str]:
+def _path_flags() -> list[str]:
     """Return the compiler's flags for headers, libraries and PyTorch's libstdc++ ABI."""
     import sysconfig
 
     home = pathlib.Path(torch.__file__).parent
     headers = sysconfig.get_path("include")
     if not os.path.exists(os.path.join(headers, "Python.h")):
-        raise CannotBuild(f"there is no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev")
+        raise BuildError(f"there is no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev")
     include = home / "include"
     abi = names.find("torch._C._GLIBCXX_USE_CXX11_ABI")
     flags = [] if abi is None else [f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}"]
@@ -235,14 +235,14 @@ def _first_error(text: str) -> str:
 
 
 @functools.cache
-def _loaded(library: pathlib.Path) -> Any:
+def _import_library(library: pathlib.Path) -> Any:
     loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(library))
     spec = importlib.util.spec_from_file_location(_MODULE, str(library), loader=loader)
     try:
         module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
         loader.exec_module(module)
     except ImportError as error:
-        raise CannotBuild(f"{library} cannot be loaded: {error}") from error
+        raise BuildError(f"{library} cannot be loaded: {error}") from error
     for name in ("create_default_device", "create_device"):  # programs call these on Gloo's class
         create = names.find(f"torch.distributed.ProcessGroupGloo.{name}")
         if create is not None:

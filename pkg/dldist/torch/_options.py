@@ -16,10 +16,10 @@ OPTIONS = frozenset(
 """The classes of options in torch."""
 
 _REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-_OURS: dict[int, dldist.ReduceOp] = {
+_DLDIST_REDUCTIONS: dict[int, dldist.ReduceOp] = {
     hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): getattr(dldist.ReduceOp, name) for name in _REDUCTIONS
 }
-_KINDS_OF_OP = (dist.ReduceOp, type(dist.ReduceOp.SUM))
+_REDUCTION_TYPES = (dist.ReduceOp, type(dist.ReduceOp.SUM))
 
 
 def reduction_of(op: Any) -> Any:
@@ -28,18 +28,18 @@ def reduction_of(op: Any) -> Any:
         return op
     if type(op) is not dist.ReduceOp:
         op = dist.ReduceOp(op)
-    ours = _OURS.get(hash(op))
-    return dldist.ReduceOp.PREMUL_SUM(op.__getstate__()[1]) if ours is None else ours
+    reduction = _DLDIST_REDUCTIONS.get(hash(op))
+    return dldist.ReduceOp.PREMUL_SUM(op.__getstate__()[1]) if reduction is None else reduction
 
 
-class FromTorch:
+class TorchOptionsMixin:
     """A mixin for dldist's backends, so that they accept torch's options."""
 
-    serves_as = "dldist"
+    backend_name = "dldist"
     """The backend name under which torch knows this backend."""
 
     def getBackendName(self) -> str:
-        return self.serves_as
+        return self.backend_name
 
     def _op(self, opts: Any) -> Any:
         op = getattr(opts, "reduceOp", None)
@@ -51,26 +51,26 @@ class FromTorch:
         return {"timeout": None if timeout.days < 0 else timeout, "async_op": getattr(opts, "asyncOp", True)}
 
 
-class _InOrder(LowLevelCalls):
+class _ArgumentsOnly(LowLevelCalls):
     """Low-level calls that only return their arguments, as lists and options."""
 
     def _perform(self, method: str, *arguments: Any) -> Any:
         return arguments
 
 
-_in_order = _InOrder()
+_arguments_only = _ArgumentsOnly()
 
 
-def in_order(called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+def to_list_form(method: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """Convert arguments of any c10d overload to the form with lists and options."""
     opts = next((value for value in (*args, *named.values()) if type(value) in OPTIONS), None)
-    args = tuple(_without(opts, value) for value in args)
-    named = {name: _without(opts, value) for name, value in named.items()}
-    arguments = getattr(_in_order, called)(*args, **named)
+    args = tuple(_convert_value(opts, value) for value in args)
+    named = {name: _convert_value(opts, value) for name, value in named.items()}
+    arguments = getattr(_arguments_only, method)(*args, **named)
     return arguments if opts is None else (*arguments[:-1], opts)
 
 
-def _without(opts: Any, value: Any) -> Any:
+def _convert_value(opts: Any, value: Any) -> Any:
     if value is opts:
         return None
-    return reduction_of(value) if isinstance(value, _KINDS_OF_OP) else value
+    return reduction_of(value) if isinstance(value, _REDUCTION_TYPES) else value

@@ -25,16 +25,16 @@ def title_of(method: str) -> str:
     return CALLS[method].operation.collective if method in CALLS else method
 
 
-class _Nothing:
+class _NoEntry:
     """The context manager that is used if no profiler runs."""
 
-    def __enter__(self) -> _Nothing:
+    def __enter__(self) -> _NoEntry:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def lasts_until(self, _: Work) -> None:
+    def end_with(self, _: Work) -> None:
         pass
 
 
@@ -42,14 +42,14 @@ class _Nothing:
 class _Entry(record_function):  # type: ignore[misc]
     """An entry that ends with a call's work, or with the `with` block if the block raises."""
 
-    def lasts_until(self, work: Work) -> None:
-        work.note_profiled(self._call_end_callbacks_on_future(work.get_future()))
+    def end_with(self, work: Work) -> None:
+        work.set_profiler_future(self._call_end_callbacks_on_future(work.get_future()))
 
 
-_nothing = _Nothing()
+_no_entry = _NoEntry()
 
 
 @not_compiled
 def entry(backend: str, title: str) -> Any:
-    """Return a context manager in which to start a call. Pass the call's work to lasts_until()."""
-    return _Entry(f"{backend}:{title}") if _can_record and _enabled() else _nothing
+    """Return a context manager in which to start a call. Pass the call's work to end_with()."""
+    return _Entry(f"{backend}:{title}") if _can_record and _enabled() else _no_entry

@@ -22,93 +22,93 @@ from dldist import flight_recorder
 
 c10d: Any = _distributed_c10d
 
-_TORCHS = "gloo"
-_OURS = "dldist"
+_TORCH_BACKEND = "gloo"
+_DLDIST_BACKEND = "dldist"
 
 
-def add_to_torchs_dumps() -> None:
+def extend_torch_dumps() -> None:
     """Replace PyTorch's dump functions, if this PyTorch has them. Call this once per process."""
-    makers: dict[str, Callable[[Any], Callable[..., Any]]] = {
-        "_dump_fr_trace": _pickled,
-        "_dump_fr_trace_json": _as_json,
-        "_dump_fr_trace_file": _to_file,
+    factories: dict[str, Callable[[Any], Callable[..., Any]]] = {
+        "_dump_fr_trace": _pickle_dump,
+        "_dump_fr_trace_json": _json_dump,
+        "_dump_fr_trace_file": _file_dump,
         "_reset_fr_trace": _reset,
     }
-    for name, make in makers.items():
-        torchs = getattr(c10d, name, None)
-        if torchs is not None:
-            setattr(c10d, name, functools.wraps(torchs)(make(torchs)))
+    for name, factory in factories.items():
+        torch_function = getattr(c10d, name, None)
+        if torch_function is not None:
+            setattr(c10d, name, functools.wraps(torch_function)(factory(torch_function)))
 
 
-def _pickled(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
+def _pickle_dump(torch_dump: Callable[..., bytes]) -> Callable[..., bytes]:
     def _dump_fr_trace(
         includeCollectives: bool | None = None,
         includeStackTraces: bool | None = None,
         onlyActive: bool | None = None,
-        backend: str = _TORCHS,
+        backend: str = _TORCH_BACKEND,
     ) -> bytes:
-        given = includeCollectives, includeStackTraces, onlyActive
-        return _dump(torchs, flight_recorder._dump_fr_trace, given, backend, pickle.loads, functools.partial(pickle.dumps, protocol=2))
+        arguments = includeCollectives, includeStackTraces, onlyActive
+        return _dump(torch_dump, flight_recorder._dump_fr_trace, arguments, backend, pickle.loads, functools.partial(pickle.dumps, protocol=2))
 
     return _dump_fr_trace
 
 
-def _as_json(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
+def _json_dump(torch_dump: Callable[..., bytes]) -> Callable[..., bytes]:
     def _dump_fr_trace_json(
-        includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = _TORCHS
+        includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = _TORCH_BACKEND
     ) -> bytes:
-        given = includeCollectives, onlyActive
-        return _dump(torchs, flight_recorder._dump_fr_trace_json, given, backend, json.loads, lambda dump: json.dumps(dump).encode())
+        arguments = includeCollectives, onlyActive
+        return _dump(torch_dump, flight_recorder._dump_fr_trace_json, arguments, backend, json.loads, lambda dump: json.dumps(dump).encode())
 
     return _dump_fr_trace_json
 
 
-def _to_file(torchs: Callable[..., None]) -> Callable[..., None]:
+def _file_dump(torch_dump: Callable[..., None]) -> Callable[..., None]:
     def _dump_fr_trace_file(
         rank: int,
         includeCollectives: bool | None = None,
         includeStackTraces: bool | None = None,
         onlyActive: bool | None = None,
-        backend: str = _TORCHS,
+        backend: str = _TORCH_BACKEND,
     ) -> None:
-        if backend not in (_TORCHS, _OURS):
-            torchs(rank, includeCollectives, includeStackTraces, onlyActive, backend)
+        if backend not in (_TORCH_BACKEND, _DLDIST_BACKEND):
+            torch_dump(rank, includeCollectives, includeStackTraces, onlyActive, backend)
             return
         flight_recorder._keep(c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend), rank)
 
     return _dump_fr_trace_file
 
 
-def _reset(torchs: Callable[[str], None]) -> Callable[..., None]:
-    def _reset_fr_trace(backend: str = _TORCHS) -> None:
-        torchs(backend)
-        if backend in (_TORCHS, _OURS):
+def _reset(torch_reset: Callable[[str], None]) -> Callable[..., None]:
+    def _reset_fr_trace(backend: str = _TORCH_BACKEND) -> None:
+        torch_reset(backend)
+        if backend in (_TORCH_BACKEND, _DLDIST_BACKEND):
             flight_recorder.reset()
 
     return _reset_fr_trace
 
 
 def _dump(
-    torchs: Callable[..., bytes],
-    ours: Callable[..., bytes],
-    given: tuple[bool | None, ...],
+    torch_dump: Callable[..., bytes],
+    own_dump: Callable[..., bytes],
+    arguments: tuple[bool | None, ...],
     backend: str,
-    read: Callable[[bytes], Any],
-    write: Callable[[Any], bytes],
+    load: Callable[[bytes], Any],
+    save: Callable[[Any], bytes],
 ) -> bytes:
     """Dump the recorders that the argument `backend` selects."""
-    if backend == _OURS:
-        return ours(*given)
-    if backend == _TORCHS:
-        return _both(torchs(*given), ours(*given), read, write)
-    return torchs(*given, backend)
+    if backend == _DLDIST_BACKEND:
+        return own_dump(*arguments)
+    if backend == _TORCH_BACKEND:
+        return _merge(torch_dump(*arguments), own_dump(*arguments), load, save)
+    return torch_dump(*arguments, backend)
 
 
-def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> bytes:
+def _merge(torch_data: bytes, own_data: bytes, load: Callable[[bytes], Any], save: Callable[[Any], bytes]) -> bytes:
     """Merge two dumps: the groups of both, and the entries sorted by start time."""
-    first, second = read(theirs), read(ours)
+    first, second = load(torch_data), load(own_data)
     if not first.get("entries") and not first.get("pg_config"):
-        return ours
+        return own_data
     merged = {**second, **first}
     for name in ("pg_config", "pg_status"):
         if name in first or name in second:
@@ -116,4 +116,4 @@ def _both(theirs: bytes, ours: bytes, read: Callable[[bytes], Any], write: Calla
     if "entries" in first or "entries" in second:
         entries = [*first.get("entries", ()), *second.get("entries", ())]
         merged["entries"] = sorted(entries, key=lambda entry: entry["time_created_ns"])
-    return write(merged)
+    return save(merged)

@@ -17,10 +17,10 @@ from dldist._base.options import ReconfigureOptions
 from dldist._base.works import FollowedWork
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
-from dldist.torch._errors import torchs_errors
-from dldist.torch._options import FromTorch
+from dldist.torch._errors import convert_to_torch_errors
+from dldist.torch._options import TorchOptionsMixin
 from dldist.torch._store import TorchStore
-from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
+from dldist.torch._tensors import device_type_of, is_lazy, resolve_lazy, view_as_bytes
 from dldist.world import call_all
 
 if TYPE_CHECKING:
@@ -29,63 +29,63 @@ if TYPE_CHECKING:
 _has_backends = names.are_present("torch.distributed.ProcessGroup._get_backend")
 
 
-class CpuBackend(FromTorch, ProcessGroupGloo):
+class CpuBackend(TorchOptionsMixin, ProcessGroupGloo):
     """The backend for tensors in CPU memory. `group` is a World."""
 
 
 @not_compiled
 class Runner:
-    """Runs the calls of one group. `ranks` are global; `serves_as` is torch's backend name."""
+    """Runs the calls of one group. `ranks` are global; `backend_name` is torch's backend name."""
 
-    def __init__(self, store: Any, cpu: CpuBackend, name: str, ranks: list[int], serves_as: str = "dldist") -> None:
+    def __init__(self, store: Any, cpu: CpuBackend, name: str, ranks: list[int], backend_name: str = "dldist") -> None:
         self.store = store
         """The torch store that the ranks used for their rendezvous."""
         self.name = name
         self.ranks = ranks
-        self.serves_as = serves_as
+        self.backend_name = backend_name
         self.cpu = cpu
-        cpu.serves_as = serves_as
+        cpu.backend_name = backend_name
         self._desc = "undefined"
         self._cuda: CudaBackend | None = None
-        self._adopt_group()
+        self._use_group()
 
-    def _adopt_group(self) -> None:
+    def _use_group(self) -> None:
         self.group: Any = self.cpu.group
         """The World; None if the group has no members before the first reconfigure()."""
         self.buckets = Buckets(self.group)
 
     @classmethod
-    def _over(cls, store: Any, world: dldist.World, name: str, ranks: list[int], serves_as: str) -> Runner:
+    def _from_world(cls, store: Any, world: dldist.World, name: str, ranks: list[int], backend_name: str) -> Runner:
         cpu = CpuBackend._from_group(world, GlooOptions()._set_identity(world.timeout, ranks, name))
-        return cls(store, cpu, name, ranks, serves_as)
+        return cls(store, cpu, name, ranks, backend_name)
 
     @classmethod
-    def meeting(
-        cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "", serves_as: str = "dldist"
+    def rendezvous(
+        cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "", backend_name: str = "dldist"
     ) -> Runner:
         """Create the runner of a new group; all ranks must call this. `label`: the World's name."""
         size = len(ranks)
-        meeting_place = dldist.HashStore() if size == 1 else TorchStore(store)
-        with torchs_errors:
-            world = dldist.World(meeting_place, rank, size, timeout=timeout, name=label or name)
-        return cls._over(store, world, name, ranks, serves_as)
+        rendezvous_store = dldist.HashStore() if size == 1 else TorchStore(store)
+        with convert_to_torch_errors:
+            world = dldist.World(rendezvous_store, rank, size, timeout=timeout, name=label or name)
+        return cls._from_world(store, world, name, ranks, backend_name)
 
     @classmethod
-    def without_members(
-        cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, serves_as: str = "dldist"
+    def before_reconfigure(
+        cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, backend_name: str = "dldist"
     ) -> Runner:
         """Create the runner of a group whose members will be set by reconfigure()."""
         options = GlooOptions()._set_identity(timeout, ranks, name)
         cpu = CpuBackend(TorchStore(store), rank, len(ranks), options, enable_reconfigure=True)
-        return cls(store, cpu, name, ranks, serves_as)
+        return cls(store, cpu, name, ranks, backend_name)
 
     def perform(self, method: str, *arguments: Any) -> Any:
         """Start a c10d call with lists and options. Return its dldist.Work, or None if the call has
         ended."""
-        backend = self.serving(device_type_of(arguments))
+        backend = self.backend_for(device_type_of(arguments))
         if method == "gather_single" and arguments[-1].rootRank != self.group.rank:
             arguments = (None, *arguments[1:])  # torch passes an empty tensor on other ranks
-        with torchs_errors:
+        with convert_to_torch_errors:
             return self._perform(backend, method, arguments)
 
     def _perform(self, backend: Any, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -97,13 +97,13 @@ class Runner:
             # Calls without a reduction can move elements of an unknown type as bytes.
             if "reduce" in method or not isinstance(refusal, _core.DistTypeError):
                 raise
-        return backend._perform(method, *map(as_bytes, arguments))
+        return backend._perform(method, *map(view_as_bytes, arguments))
 
     def _perform_on_copies(self, backend: Any, method: str, arguments: tuple[Any, ...]) -> Any:
-        copies = resolved(arguments)
-        work = backend._perform(method, *copies)
+        resolved_arguments = resolve_lazy(arguments)
+        work = backend._perform(method, *resolved_arguments)
         has_outputs = method not in ("barrier", "send")  # other calls write to their first argument
-        pairs = [pair for pair in zip(flat(arguments[0]), flat(copies[0])) if pair[0] is not pair[1]] if has_outputs else []
+        pairs = [pair for pair in zip(flat(arguments[0]), flat(resolved_arguments[0])) if pair[0] is not pair[1]] if has_outputs else []
 
         def copy_back() -> None:
             with torch.no_grad():
@@ -115,7 +115,7 @@ class Runner:
         copy_back()
         return work
 
-    def serving(self, kind: str) -> Any:
+    def backend_for(self, kind: str) -> Any:
         """Return the backend for a device type. All ranks must call this with their first use."""
         if kind == "cpu":
             return self.cpu
@@ -125,13 +125,13 @@ class Runner:
             from dldist.torch._cuda import CudaBackend, NCCLOptions
 
             options = NCCLOptions()._set_identity(self.cpu.options._timeout, self.ranks, self.name)
-            place = TorchStore(dist.PrefixStore(f"{kind}/", self.store))
-            self._cuda = CudaBackend(place, self.group.rank, self.group.size, options)
+            store = TorchStore(dist.PrefixStore(f"{kind}/", self.store))
+            self._cuda = CudaBackend(store, self.group.rank, self.group.size, options)
         return self._cuda
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; errors name missing ranks. None or negative: the group's timeout."""
-        with torchs_errors:
+        with convert_to_torch_errors:
             self.cpu.monitored_barrier(timeout, wait_all_ranks)
 
     def _backends(self) -> list[Any]:
@@ -168,9 +168,9 @@ class Runner:
 
     def split(self, store: Any, ranks: list[int], name: str, timeout: timedelta | None = None) -> Runner:
         """Create the runner of a group of these ranks, in this order. Only they call this."""
-        with torchs_errors:
-            part = dldist.Group.split(self.cpu._require_group(), list(ranks), name, timeout)
-        return self._over(store, part, name, [self.ranks[rank] for rank in ranks], self.serves_as)
+        with convert_to_torch_errors:
+            world = dldist.Group.split(self.cpu._require_group(), list(ranks), name, timeout)
+        return self._from_world(store, world, name, [self.ranks[rank] for rank in ranks], self.backend_name)
 
     def get_reconfigure_handle(self) -> str:
         """Return the handle that identifies this process in reconfigure()."""
@@ -188,25 +188,25 @@ class Runner:
             self._cuda.abort()  # the next call on CUDA creates a new backend
             self._cuda = None
         try:
-            with torchs_errors:
+            with convert_to_torch_errors:
                 self.cpu.reconfigure(opts)
         finally:
-            self._adopt_group()
+            self._use_group()
         self.ranks = list(range(self.cpu.size()))
         self.group._describe(self.name, self._desc, self.ranks)
 
     def merge(self, store: Any, size: int, name: str, timeout: timedelta) -> Runner:
         """Create the runner of a group of `size` ranks by merging all groups that call this with
         the same store."""
-        first = torch.zeros(1, dtype=torch.int64)
-        place = TorchStore(store)
-        with torchs_errors:
+        first_rank = torch.zeros(1, dtype=torch.int64)
+        store_view = TorchStore(store)
+        with convert_to_torch_errors:
             if self.group.rank == 0:
-                first.fill_(place.add("merge_remote_group/ranks", self.group.size) - self.group.size)
-            self.group.broadcast(first, 0)
-        if int(first) + self.group.size > size:  # all ranks of this group have the same numbers
-            raise ValueError(f"merge_remote_group(): too many ranks have joined: got {int(first) + self.group.size}, expected {size}")
-        return Runner.meeting(store, name, list(range(size)), int(first) + self.group.rank, timeout, serves_as=self.serves_as)
+                first_rank.fill_(store_view.add("merge_remote_group/ranks", self.group.size) - self.group.size)
+            self.group.broadcast(first_rank, 0)
+        if int(first_rank) + self.group.size > size:  # all ranks of this group have the same numbers
+            raise ValueError(f"merge_remote_group(): too many ranks have joined: got {int(first_rank) + self.group.size}, expected {size}")
+        return Runner.rendezvous(store, name, list(range(size)), int(first_rank) + self.group.rank, timeout, backend_name=self.backend_name)
 
 
 def runner_of(group: Any) -> Runner | None:

@@ -11,12 +11,12 @@ import _dldist_torch_names as names
 import torch.distributed as dist
 
 import dldist
-from dldist.torch._errors import Converting
+from dldist.torch._errors import ErrorConverter
 
 _QueueEmptyError: Any = names.find("torch.distributed.QueueEmptyError")
 
 
-def _as_ours(error: BaseException) -> BaseException:
+def _to_dldist_error(error: BaseException) -> BaseException:
     """Convert an error of a torch store to dldist's class of error."""
     if isinstance(error, dldist.DistError) or not isinstance(error, RuntimeError):
         return error
@@ -31,7 +31,7 @@ def _as_ours(error: BaseException) -> BaseException:
 
 
 _can_clone = names.are_present("torch.distributed.Store.clone")
-_our_errors = Converting(_as_ours)
+_convert_errors = ErrorConverter(_to_dldist_error)
 
 
 def _is_timeout(text: str) -> bool:
@@ -50,31 +50,31 @@ class TorchStore(dldist.Store):
         super().__init__()
         self._store = store
         self._thread = threading.get_ident()
-        self._others: Any = None
+        self._shared_clone: Any = None
         self._lock = threading.Lock()
 
-    def _here(self) -> Any:
+    def _store_of_thread(self) -> Any:
         if threading.get_ident() == self._thread:
             return self._store
         with self._lock:
-            if self._others is None:
-                self._others = _clone_of(self._store)
-            return self._others
+            if self._shared_clone is None:
+                self._shared_clone = _clone(self._store)
+            return self._shared_clone
 
     def get(self, key: Any, timeout: Any = None) -> bytes:
-        with _our_errors:
-            store = self._here()
+        with _convert_errors:
+            store = self._store_of_thread()
             if timeout is not None:
                 store.wait([key], timeout)
             return bytes(store.get(key))
 
     def wait(self, keys: Any, timeout: Any = None) -> None:
-        with _our_errors:
-            self._here().wait(list(keys), *([] if timeout is None else [timeout]))
+        with _convert_errors:
+            self._store_of_thread().wait(list(keys), *([] if timeout is None else [timeout]))
 
     def queue_pop(self, key: Any, block: bool = True, timeout: Any = None) -> bytes:
-        with _our_errors:
-            return bytes(self._here().queue_pop(key, block))
+        with _convert_errors:
+            return bytes(self._store_of_thread().queue_pop(key, block))
 
     def has_extended_api(self) -> bool:
         return bool(self._store.has_extended_api())
@@ -88,7 +88,7 @@ class TorchStore(dldist.Store):
 
     def clone(self) -> TorchStore:
         """Return a store with the same data; it has its own connection if torch's clone has one."""
-        return TorchStore(_clone_of(self._store))
+        return TorchStore(_clone(self._store))
 
 
 _RESULTS: dict[str, Callable[[Any], Any] | None] = {
@@ -108,10 +108,10 @@ _RESULTS: dict[str, Callable[[Any], Any] | None] = {
 """The methods that only forward their arguments, and the type of each result."""
 
 
-def _passing_on(name: str, result: Callable[[Any], Any] | None) -> Any:
+def _forwarding_method(name: str, result: Callable[[Any], Any] | None) -> Any:
     def call(self: TorchStore, *args: Any) -> Any:
-        with _our_errors:
-            value = getattr(self._here(), name)(*(list(each) if isinstance(each, tuple) else each for each in args))
+        with _convert_errors:
+            value = getattr(self._store_of_thread(), name)(*(list(argument) if isinstance(argument, tuple) else argument for argument in args))
             return None if result is None else result(value)
 
     call.__name__, call.__qualname__ = name, f"TorchStore.{name}"
@@ -120,10 +120,10 @@ def _passing_on(name: str, result: Callable[[Any], Any] | None) -> Any:
 
 
 for _name, _result in _RESULTS.items():
-    setattr(TorchStore, _name, _passing_on(_name, _result))
+    setattr(TorchStore, _name, _forwarding_method(_name, _result))
 
 
-def _clone_of(store: Any) -> Any:
+def _clone(store: Any) -> Any:
     """Clone a store. Return the store itself if it cannot be cloned, like most stores in Python."""
     try:
         return store.clone() if _can_clone else store

@@ -19,9 +19,9 @@ def device_type_of(arguments: tuple[Any, ...]) -> str:
     return "cpu"
 
 
-def as_bytes(argument: Any) -> Any:
+def view_as_bytes(argument: Any) -> Any:
     """View tensors with one-byte elements as bytes, on the same memory."""
-    return _each(lambda tensor: tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor, argument)
+    return _map_tensors(lambda tensor: tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor, argument)
 
 
 def is_lazy(argument: Any) -> bool:
@@ -31,12 +31,12 @@ def is_lazy(argument: Any) -> bool:
     return isinstance(argument, torch.Tensor) and (argument.is_conj() or argument.is_neg())
 
 
-def resolved(argument: Any) -> Any:
+def resolve_lazy(argument: Any) -> Any:
     """Replace lazy tensors by copies with resolved values; keep all other tensors."""
-    return _each(lambda tensor: tensor.detach().resolve_conj().resolve_neg() if is_lazy(tensor) else tensor, argument)
+    return _map_tensors(lambda tensor: tensor.detach().resolve_conj().resolve_neg() if is_lazy(tensor) else tensor, argument)
 
 
-def _each(change: Callable[[Any], Any], argument: Any) -> Any:
+def _map_tensors(convert: Callable[[Any], Any], argument: Any) -> Any:
     if isinstance(argument, (list, tuple)):
-        return [_each(change, item) for item in argument]
-    return change(argument) if isinstance(argument, torch.Tensor) else argument
+        return [_map_tensors(convert, item) for item in argument]
+    return convert(argument) if isinstance(argument, torch.Tensor) else argument

@@ -16,7 +16,7 @@ from dldist._base import callback_thread
 from dldist._base.operations import flat
 from dldist._base.options import OpType
 from dldist.torch._compiler import not_compiled
-from dldist.torch._errors import as_torchs
+from dldist.torch._errors import to_torch_error
 
 _Future: Any = names.find("torch._C.Future")
 _fork: Any = names.find("torch._C.fork") or torch.jit.fork
@@ -45,12 +45,12 @@ class Work(_Base):  # type: ignore[misc, valid-type]
             try:
                 self._work.wait(timeout or None)
             except dldist.DistError as error:
-                raise as_torchs(error) from None
+                raise to_torch_error(error) from None
             finally:
                 self._wait_for_profiler_entry()
         return True
 
-    def note_profiled(self, future: Any) -> None:
+    def set_profiler_future(self, future: Any) -> None:
         """Set this work's future to one that completes when the call's profiler entry has ended.
 
         An entry must end before profiling stops, which frees the entry's memory. Programs may stop
@@ -84,7 +84,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
     def exception(self) -> BaseException | None:
         error = None if self._work is None else self._work.exception()
-        return None if error is None else as_torchs(error)
+        return None if error is None else to_torch_error(error)
 
     def result(self) -> list[Any]:
         """Wait for the call, and return the tensors that it has written, in one list."""
@@ -107,14 +107,14 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
     def _value(self) -> list[Any]:
         outputs = self._outputs
-        is_several = isinstance(outputs, (list, tuple)) and len(outputs) > 1 and isinstance(outputs[0], (list, tuple))
-        return [list(each) for each in outputs] if is_several else flat(outputs)
+        has_several_inputs = isinstance(outputs, (list, tuple)) and len(outputs) > 1 and isinstance(outputs[0], (list, tuple))
+        return [list(each) for each in outputs] if has_several_inputs else flat(outputs)
 
     def get_future_result(self) -> Any:
         """Return a future for the outcome, a number of WorkResult. The future never fails."""
-        return self.get_future().then(lambda future: self._how_it_ended())
+        return self.get_future().then(lambda future: self._work_result())
 
-    def _how_it_ended(self) -> int:
+    def _work_result(self) -> int:
         error = self.exception()
         if error is None:
             return _SUCCESS
@@ -131,7 +131,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
 
 
 @not_compiled
-class Typed(Work):
+class TypedWork(Work):
     """The work of a call whose future must hold C++ tensors, for DDP's hook FP16_COMPRESS."""
 
     __slots__ = ()
@@ -142,12 +142,12 @@ class Typed(Work):
             if self._has_ended() and self.is_success():
                 self._future = _fork(lambda: outputs)
             else:
-                self._future = _in_cpp().after(_future_of(self._work, bool), outputs)
+                self._future = _cpp_functions().after(_future_of(self._work, bool), outputs)
         return self._future
 
 
 @not_compiled
-class Together(Work):
+class CoalescedWork(Work):
     """The work of several coalesced calls."""
 
     __slots__ = ("_works",)
@@ -171,8 +171,8 @@ class Together(Work):
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def get_future(self) -> Any:
-        together = _collect_all([work.get_future() for work in self._works])
-        return together.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
+        all_works = _collect_all([work.get_future() for work in self._works])
+        return all_works.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
 
 
 def _future_of(work: dldist.Work | None, result: Any) -> Any:
@@ -189,17 +189,17 @@ def _future_of(work: dldist.Work | None, result: Any) -> Any:
     else:
         work._watch(lambda: future.set_result(work.exception()))
     # Python futures cannot store errors, but an error of a callback reaches C++ waiters.
-    return future.then(lambda done: _raise_or(done.value(), result))
+    return future.then(lambda done: _result_or_raise(done.value(), result))
 
 
-def _raise_or(error: BaseException | None, result: Any) -> Any:
+def _result_or_raise(error: BaseException | None, result: Any) -> Any:
     if error is not None:
-        raise as_torchs(error)
+        raise to_torch_error(error)
     return result()
 
 
 @functools.cache
-def _in_cpp() -> Any:
+def _cpp_functions() -> Any:
     """Return TorchScript functions that make futures with C++ values instead of Python objects."""
     return torch.jit.CompilationUnit(
         """

@@ -38,10 +38,10 @@ def gloos(store, rank, size):
 
 def torchs_over_dldist(store, rank, size):
     """Make the group of torch's backend "dldist" that is written in Python."""
-    from dldist.torch._plain import ProcessGroup
+    from dldist.torch._python_group import ProcessGroup
     from dldist.torch._runner import Runner
 
-    return ProcessGroup(Runner.meeting(store, "forms", list(range(size)), rank, timedelta(seconds=10)))
+    return ProcessGroup(Runner.rendezvous(store, "forms", list(range(size)), rank, timedelta(seconds=10)))
 
 
 def torchs_in_cpp_over_dldist(store, rank, size):
@@ -52,7 +52,7 @@ def torchs_in_cpp_over_dldist(store, rank, size):
     if module is None:
         pytest.skip("nothing can be compiled here")
     limit = timedelta(seconds=10)
-    return module.Backend(Runner.meeting(store, "forms", list(range(size)), rank, limit), limit)
+    return module.Backend(Runner.rendezvous(store, "forms", list(range(size)), rank, limit), limit)
 
 
 OF_TORCH = pytest.mark.parametrize("made", [gloos, torchs_over_dldist, torchs_in_cpp_over_dldist])

@@ -860,7 +860,7 @@ def what_torch_does_to_the_time_outs_of_all_backends(rank, size):
     dist.distributed_c10d._set_pg_timeout(before)
     assert dldist.torch.world_of().timeout == group._get_backend(torch.device("cpu")).options._timeout == before
     with raises(RuntimeError, "CUDA"):  # a tensor on that device would fail
-        runner_of(group).serving("cuda")
+        runner_of(group).backend_for("cuda")
 
 
 def functional(rank, size):

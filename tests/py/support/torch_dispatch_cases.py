@@ -104,7 +104,7 @@ def subclasses_without_one_are_tensors(rank, size):
     class Named(torch.Tensor):
         pass
 
-    assert not _dispatcher.is_looked_at(([of(rank, 2).as_subclass(Named)],))
+    assert not _dispatcher.is_observed(([of(rank, 2).as_subclass(Named)],))
     x = torch.nn.Parameter(of(rank, 2).as_subclass(Named), requires_grad=False)
     dist.all_reduce(x)
     check(torch.Tensor(x), total(size, 2))

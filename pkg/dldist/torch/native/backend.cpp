@@ -141,7 +141,7 @@ struct Names {
   PyObject* asyncAndTimeout;   // ("async_op", "timeout")
   PyObject* refusals;          // (DistArgumentError, TypeError)
   PyObject* failures;          // DistError
-  PyObject* asTorchs;          // dldist.torch._errors.as_torchs
+  PyObject* toTorchError;      // dldist.torch._errors.to_torch_error
   PyObject* isCompletionThread;
   PyObject* wait;
   PyObject* isCompleted;
@@ -175,7 +175,7 @@ Names makeNames() {
       py::make_tuple("async_op", "timeout").release().ptr(),
       py::make_tuple(core.attr("DistArgumentError"), py::handle(PyExc_TypeError)).release().ptr(),
       attribute("dldist._core", "DistError"),
-      attribute("dldist.torch._errors", "as_torchs"),
+      attribute("dldist.torch._errors", "to_torch_error"),
       attribute("dldist._base.callback_thread", "is_completion_thread"),
       text("wait"),
       text("is_completed"),
@@ -199,10 +199,10 @@ const Names& names() {
 }
 
 // Throws the current Python exception, converted to a class that PyTorch programs catch.
-[[noreturn]] void throwAsTorchs() {
+[[noreturn]] void throwTorchError() {
   py::error_already_set raised;
-  // as_torchs() returns the same exception with another class.
-  py::object error = py::reinterpret_steal<py::object>(PyObject_CallOneArg(names().asTorchs, raised.value().ptr()));
+  // to_torch_error() returns the same exception with another class.
+  py::object error = py::reinterpret_steal<py::object>(PyObject_CallOneArg(names().toTorchError, raised.value().ptr()));
   if (error) {
     PyObject* trace = raised.trace() ? raised.trace().ptr() : Py_None;
     PyException_SetTraceback(error.ptr(), trace);
@@ -251,7 +251,7 @@ void raiseFailures(std::exception_ptr thrown) {
 
 py::object checked(PyObject* result) {
   if (result == nullptr) {
-    throwAsTorchs();
+    throwTorchError();
   }
   return py::reinterpret_steal<py::object>(result);
 }
@@ -463,7 +463,7 @@ class Work final : public c10d::Work {
     reportFailure();
     try {
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-      throwAsTorchs();
+      throwTorchError();
     } catch (const py::error_already_set&) {
       return std::current_exception();
     }
@@ -880,7 +880,7 @@ class Backend : public c10d::Backend {
   Backend(const py::object& runner, milliseconds timeout)
       : c10d::Backend(
             runner.attr("cpu").attr("rank")().cast<int>(), runner.attr("cpu").attr("size")().cast<int>()),
-        options_(c10::make_intrusive<OwnOptions>(runner.attr("serves_as").cast<std::string>(), timeout)),
+        options_(c10::make_intrusive<OwnOptions>(runner.attr("backend_name").cast<std::string>(), timeout)),
         runner_(py::object(runner).release().ptr()) {
     options_->global_ranks_in_group = runner.attr("ranks").cast<std::vector<uint64_t>>();
     options_->group_name = runner.attr("name").cast<std::string>();
@@ -1221,7 +1221,7 @@ class Backend : public c10d::Backend {
     std::vector<int> ranks(static_cast<size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     Gil gil;
-    py::object all = callRunner("meeting", store, opts->group_name, ranks, rank, opts->timeout, "", options_->backend);
+    py::object all = callRunner("rendezvous", store, opts->group_name, ranks, rank, opts->timeout, "", options_->backend);
     return c10::make_intrusive<Backend>(all, opts->timeout);
   }
 
@@ -1525,6 +1525,6 @@ PYBIND11_MODULE(DLDIST_MODULE, module) {
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
       .def("get_error", &Backend::getError)
       .def_property_readonly("options", &Backend::options)
-      .def_property_readonly("serves_as", [](const Backend& self) { return self.getBackendName(); })
+      .def_property_readonly("backend_name", [](const Backend& self) { return self.getBackendName(); })
       .def_property_readonly("runner", &Backend::runner);
 }

@@ -16,65 +16,65 @@ import _dldist_torch_names as names
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dldist.torch._recorder import add_to_torchs_dumps
+from dldist.torch._recorder import extend_torch_dumps
 from dldist.torch._runner import Runner, runner_of
 
-_answering = threading.Lock()  # held because threads may create their first groups concurrently
+_install_lock = threading.Lock()  # held because threads may create their first groups concurrently
 
 
-def answer() -> None:
+def install() -> None:
     """Replace the functions, once per process."""
-    with _answering:
-        _answer()
+    with _install_lock:
+        _install()
 
 
 @functools.cache
-def _answer() -> None:
+def _install() -> None:
     names.warn_of_absent_names()
     if names.are_present("torch._C._distributed_c10d._dump_fr_trace", "torch._C._distributed_c10d._dump_fr_trace_json"):
-        add_to_torchs_dumps()
+        extend_torch_dumps()
     for name in ("name", "_get_backend_name"):  # PyTorch returns "custom" for third-party backends
-        _replace_method(name, lambda runner: runner.serves_as)
-    _replace_method("_get_sequence_number_for_group", Runner.sequence)
+        _patch_method(name, lambda runner: runner.backend_name)
+    _patch_method("_get_sequence_number_for_group", Runner.sequence)
     # Nothing to do: sequence numbers start at 0 on all ranks.
-    _replace_method("_set_sequence_number_for_group", lambda _: None)
-    _replace_function("monitored_barrier", _monitored_barrier)
-    _replace_function("_set_pg_timeout", _set_pg_timeout)
-    _replace_function("_maybe_attach_flight_recorder", _maybe_attach_flight_recorder)
+    _patch_method("_set_sequence_number_for_group", lambda _: None)
+    _patch_function("monitored_barrier", _monitored_barrier)
+    _patch_function("_set_pg_timeout", _set_pg_timeout)
+    _patch_function("_maybe_attach_flight_recorder", _maybe_attach_flight_recorder)
 
 
-def _replace_method(name: str, ours: Callable[[Runner], Any]) -> None:
+def _patch_method(name: str, replacement: Callable[[Runner], Any]) -> None:
     """Replace a method of torch's groups: on a dldist backend, it returns ours(runner)."""
-    torchs = names.find(f"torch.distributed.ProcessGroup.{name}")
-    if torchs is None:
+    original = names.find(f"torch.distributed.ProcessGroup.{name}")
+    if original is None:
         return
 
-    @functools.wraps(torchs)
+    @functools.wraps(original)
     def method(group: Any) -> Any:
         runner = runner_of(group)
-        return torchs(group) if runner is None else ours(runner)
+        return original(group) if runner is None else replacement(runner)
 
     setattr(dist.ProcessGroup, name, method)
 
 
-def _replace_function(name: str, make: Callable[[Any], Any]) -> None:
+def _patch_function(name: str, make_replacement: Callable[[Any], Any]) -> None:
     """Replace PyTorch's function by make(original), in each module that has it."""
-    torchs = names.find(f"torch.distributed.distributed_c10d.{name}")
-    if torchs is None:
+    original = names.find(f"torch.distributed.distributed_c10d.{name}")
+    if original is None:
         return
-    ours = functools.wraps(torchs)(make(torchs))
+    replacement = functools.wraps(original)(make_replacement(original))
     for module in (dist, distributed_c10d):
         if name in vars(module):
-            vars(module)[name] = ours
+            vars(module)[name] = replacement
 
 
-def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
+def _monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
     """Replace PyTorch's monitored_barrier, which accepts only the backend "gloo"."""
 
     def monitored_barrier(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         runner = runner_of(dist.group.WORLD if group is None else group)
         if runner is None:
-            torchs(group, timeout, wait_all_ranks)
+            original(group, timeout, wait_all_ranks)
         else:
             limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
             runner.monitored_barrier(limit, wait_all_ranks)
@@ -82,20 +82,20 @@ def _monitored_barrier(torchs: Callable[..., None]) -> Callable[..., None]:
     return monitored_barrier
 
 
-def _set_pg_timeout(torchs: Callable[..., None]) -> Callable[..., None]:
+def _set_pg_timeout(original: Callable[..., None]) -> Callable[..., None]:
     """Replace PyTorch's function, which supports only Gloo and NCCL, and else warns."""
 
     def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        meant: Any = dist.group.WORLD if group is None else group
-        if runner_of(meant) is None:
-            torchs(timeout, group)
+        target: Any = dist.group.WORLD if group is None else group
+        if runner_of(target) is None:
+            original(timeout, group)
         else:
-            meant.set_timeout(timeout)
+            target.set_timeout(timeout)
 
     return _set_pg_timeout
 
 
-def _maybe_attach_flight_recorder(torchs: Callable[..., None]) -> Callable[..., None]:
+def _maybe_attach_flight_recorder(original: Callable[..., None]) -> Callable[..., None]:
     """Replace PyTorch's function to skip groups in Python: its hook needs a C++ backend's name.
 
     dldist's recorder records calls of groups in Python. Calls for other devices run on PyTorch's
@@ -104,6 +104,6 @@ def _maybe_attach_flight_recorder(torchs: Callable[..., None]) -> Callable[..., 
 
     def _maybe_attach_flight_recorder(group: Any, *args: Any, **named: Any) -> None:
         if not isinstance(getattr(group, "_runner", None), Runner):
-            torchs(group, *args, **named)
+            original(group, *args, **named)
 
     return _maybe_attach_flight_recorder

@@ -10,16 +10,16 @@ import torch.distributed as dist
 from dldist.torch._buckets import Buckets
 
 
-class Shared(NamedTuple):
+class SharedBuckets(NamedTuple):
     """The state of the hook: a group, and the group's moved buckets."""
 
     group: Any
     buckets: Buckets
 
 
-def averaged_in_shared_memory(shared, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
+def average_in_shared_memory(state, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own annotations, or none
     """Average a bucket over the group's ranks, in place. A communication hook of DDP."""
-    group, buckets = shared
+    group, buckets = state
     tensor = bucket.buffer()
     opts = dist.AllreduceOptions()
     if tensor.layout is torch.strided:

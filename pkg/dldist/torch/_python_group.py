@@ -22,68 +22,68 @@ from dldist._backends.low_level import CALLS
 from dldist._base.options import OpType
 from dldist.torch import _dispatcher, _profile
 from dldist.torch._compiler import not_compiled
-from dldist.torch._options import OPTIONS, in_order
+from dldist.torch._options import OPTIONS, to_list_form
 from dldist.torch._runner import Runner
 from dldist.torch._tensors import device_type_of
-from dldist.torch._work import Together, Typed, Work
+from dldist.torch._work import CoalescedWork, TypedWork, Work
 from dldist.world import call_all
 
 _IN_TORCH = "torch.distributed.distributed_c10d"
 _has_configs = names.are_present(f"{_IN_TORCH}._world.pg_backend_config")
-_can_make_torchs = names.are_present(f"{_IN_TORCH}._world.pg_group_ranks", f"{_IN_TORCH}._new_process_group_helper")
+_can_make_torch_groups = names.are_present(f"{_IN_TORCH}._world.pg_group_ranks", f"{_IN_TORCH}._new_process_group_helper")
 _ErrorType: Any = names.find("torch._C._distributed_c10d.ErrorType")
 
-_KEPT_NUMBERS = 64  # number of works: more than start between forward and backward
+_MAX_SCALAR_WORKS = 64  # number of works: more than start between forward and backward
 
 _MESSAGES = ("send", "recv", "recv_anysource")
 
-_RUN_HERE: dict[str, Callable[..., Work]] = {}
-"""For each call, the function for tensors that dldist serves, with in_order()'s arguments."""
+_RUNNERS: dict[str, Callable[..., Work]] = {}
+"""For each call, the function for tensors that dldist serves, with to_list_form()'s arguments."""
 
 
-def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
+def _make_method(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
     """Create the group's method `name` for the call `method` in dldist's list of calls."""
-    canonical = method or name
+    method_name = method or name
     has_options = name not in _MESSAGES
-    run_here = _runner_of(op_type, name, canonical)
-    _RUN_HERE.setdefault(canonical, run_here)
+    run_call = _make_runner(op_type, name, method_name)
+    _RUNNERS.setdefault(method_name, run_call)
 
     def call(self: ProcessGroup, *args: Any, **named: Any) -> Any:
         arguments = args
         if named or (has_options and (not args or type(args[-1]) not in OPTIONS)):
-            arguments = in_order(name, args, named)
+            arguments = to_list_form(name, args, named)
         kind = device_type_of(arguments)
-        if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
-            return _dispatcher.run(self, canonical, arguments)
-        backend = self._serving(kind)
+        if _dispatcher.is_observed(arguments) and self._is_served_by_dldist(kind):
+            return _dispatcher.run(self, method_name, arguments)
+        backend = self._backend_for(kind)
         if not isinstance(backend, GroupBackend):  # a group of torch, for another device
             return getattr(backend, name)(*args, **named)
-        return run_here(self, arguments)
+        return run_call(self, arguments)
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-def _runner_of(op_type: Any, name: str, method: str) -> Callable[..., Work]:
+def _make_runner(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
     has_outputs = name not in ("barrier", "send")  # other calls write to their first argument
     is_reduced = name == "allreduce"
     title = _profile.title_of(name)
 
-    def run_here(self: ProcessGroup, arguments: tuple[Any, ...]) -> Work:
-        with _profile.entry(self.serves_as, title) as entry:
+    def run_call(self: ProcessGroup, arguments: tuple[Any, ...]) -> Work:
+        with _profile.entry(self.backend_name, title) as entry:
             started = self._runner.perform(method, *arguments)
             outputs: Any = arguments[0] if has_outputs else ()
-            kind = Typed if is_reduced and outputs[0].dtype is torch.float16 else Work
+            kind = TypedWork if is_reduced and outputs[0].dtype is torch.float16 else Work
             work = kind(started, outputs, number)
-            entry.lasts_until(work)
+            entry.end_with(work)
         if is_reduced and started is not None and outputs[0].numel() == 1:
-            self._numbers.append(work)
+            self._scalar_works.append(work)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    return run_here
+    return run_call
 
 
 @not_compiled
@@ -98,22 +98,22 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, runner: Runner, config: str = "") -> None:
         super().__init__(runner.group.rank, runner.group.size)  # type: ignore[call-arg]
         self._runner = runner
-        self.serves_as = runner.serves_as
+        self.backend_name = runner.backend_name
         self._desc = "undefined"
-        self._config = config or f"cpu:{self.serves_as}"  # for groups that torch does not know
+        self._config = config or f"cpu:{self.backend_name}"  # for groups that torch does not know
         # join() passes the work of an all_reduce of one number to DDP's reducer, which keeps only
         # the C++ half and waits for it in the next backward pass. Keep the Python half, which
         # completes it.
-        self._numbers: deque[Work] = deque(maxlen=_KEPT_NUMBERS)
-        self._served: dict[str, Any] = {}  # torch's groups, by device type
+        self._scalar_works: deque[Work] = deque(maxlen=_MAX_SCALAR_WORKS)
+        self._torch_groups: dict[str, Any] = {}  # torch's groups, by device type
         self._coalesced: list[Work] | None = None
-        _dispatcher.serve("cpu")
+        _dispatcher.replace_kernels("cpu")
 
     def getBackendName(self) -> str:
         return "dldist"  # also if it replaces Gloo: DDP would take "gloo" for Gloo's C++ backend
 
     def _get_backend_name(self) -> str:
-        return self.serves_as
+        return self.backend_name
 
     @property
     def options(self) -> Any:
@@ -148,60 +148,60 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(kind) for kind in self._names_of_backends()]
+        return [torch.device(kind) for kind in self._backend_names()]
 
-    def _names_of_backends(self) -> dict[str, str]:
+    def _backend_names(self) -> dict[str, str]:
         """Return the name of the backend of each device type in the group's configuration."""
-        return _names_in(distributed_c10d._world.pg_backend_config.get(self, self._config) if _has_configs else self._config)
+        return _parse_backends(distributed_c10d._world.pg_backend_config.get(self, self._config) if _has_configs else self._config)
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
         # While torch creates this group, it queries a backend's features. Later, torch queries the
         # CUDA backend of every group, even on machines without CUDA devices.
-        is_being_made = not _has_configs or self not in distributed_c10d._world.pg_backend_config
-        if kind != "cpu" and (is_being_made or self._is_absent(kind)):
+        is_under_construction = not _has_configs or self not in distributed_c10d._world.pg_backend_config
+        if kind != "cpu" and (is_under_construction or self._is_device_missing(kind)):
             return Backend(self.rank(), self.size())
-        backend = self._serving(kind)
+        backend = self._backend_for(kind)
         return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
 
-    def _is_absent(self, kind: str) -> bool:
+    def _is_device_missing(self, kind: str) -> bool:
         """True if dldist serves this device type, but this machine has no such device."""
-        is_ours = self._names_of_backends().get(kind) == self.serves_as
-        return kind == "cuda" and is_ours and not torch.cuda.is_available()
+        is_served_by_dldist = self._backend_names().get(kind) == self.backend_name
+        return kind == "cuda" and is_served_by_dldist and not torch.cuda.is_available()
 
-    def _is_ours(self, kind: str) -> bool:
+    def _is_served_by_dldist(self, kind: str) -> bool:
         """True if dldist serves this device type."""
-        return self._names_of_backends().get(kind, self.serves_as) == self.serves_as
+        return self._backend_names().get(kind, self.backend_name) == self.backend_name
 
-    def _serving(self, kind: str) -> Any:
+    def _backend_for(self, kind: str) -> Any:
         """Return a device type's backend or torch group. All ranks must make the first call."""
-        name = self._names_of_backends().get(kind)
+        name = self._backend_names().get(kind)
         if name is None:
             raise RuntimeError(f"No backend type associated with device type {kind}")
-        if name == self.serves_as:
-            return self._runner.serving(kind)
-        group = self._served.get(kind)
+        if name == self.backend_name:
+            return self._runner.backend_for(kind)
+        group = self._torch_groups.get(kind)
         if group is None:
-            group = self._served[kind] = self._make_torchs(name, f"{self._runner.name}/{kind}")
+            group = self._torch_groups[kind] = self._make_torch_group(name, f"{self._runner.name}/{kind}")
         return group
 
-    def _make_torchs(self, name: str, own_name: Any) -> Any:
-        if not _can_make_torchs:
+    def _make_torch_group(self, name: str, group_name: Any) -> Any:
+        if not _can_make_torch_groups:
             raise RuntimeError(f'the backend "dldist" cannot make a group of the backend {name!r} with PyTorch {torch.__version__}')
         runner, ranks = self._runner, self._runner.ranks
         group, _ = distributed_c10d._new_process_group_helper(
-            self.size(), self.rank(), ranks, dist.Backend(name), runner.store, own_name, timeout=runner.group.timeout
+            self.size(), self.rank(), ranks, dist.Backend(name), runner.store, group_name, timeout=runner.group.timeout
         )
-        distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+        distributed_c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
         return group
 
-    send = _call_of(OpType.SEND, "send")
-    recv = _call_of(OpType.RECV, "recv")
-    recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
+    send = _make_method(OpType.SEND, "send")
+    recv = _make_method(OpType.RECV, "recv")
+    recv_anysource = _make_method(OpType.RECVANYSOURCE, "recv_anysource")
 
-    def _run_here(self, method: str, arguments: tuple[Any, ...]) -> Work:
+    def _run_call(self, method: str, arguments: tuple[Any, ...]) -> Work:
         """Run a call on tensors that dldist serves, without PyTorch's dispatcher."""
-        return _RUN_HERE[method](self, arguments)
+        return _RUNNERS[method](self, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; errors name missing ranks. None or negative: the group's timeout."""
@@ -209,7 +209,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Collect the calls until _end_coalescing(), which waits for all of them together."""
-        backend = self._serving(torch.device(device).type)
+        backend = self._backend_for(torch.device(device).type)
         if isinstance(backend, dist.ProcessGroup):
             backend._start_coalescing(device)
         elif self._coalesced is not None:
@@ -218,18 +218,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        backend = self._serving(torch.device(device).type)
+        backend = self._backend_for(torch.device(device).type)
         if isinstance(backend, dist.ProcessGroup):
             return backend._end_coalescing(device)
         works, self._coalesced = self._coalesced, None
         if works is None:
             raise RuntimeError("_end_coalescing() without _start_coalescing()")
-        return Together(works)
+        return CoalescedWork(works)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later calls."""
         self._runner.set_timeout(timeout)
-        for group in self._served.values():
+        for group in self._torch_groups.values():
             group.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -240,8 +240,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def get_error(self) -> Any:
         """Return the group's state: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
-        found = int(self._runner.error_type())
-        return found if _ErrorType is None else _ErrorType(found)
+        error_type = int(self._runner.error_type())
+        return error_type if _ErrorType is None else _ErrorType(error_type)
 
     def _has_hooks(self) -> bool:
         return False
@@ -255,11 +255,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Shut the group down cleanly."""
         # torch has registered the groups that it created, so destroy them through torch.
-        call_all([*(partial(dist.destroy_process_group, group) for group in self._served.values()), self._runner.shutdown])
+        call_all([*(partial(dist.destroy_process_group, group) for group in self._torch_groups.values()), self._runner.shutdown])
 
     def abort(self) -> None:
         """End the group and its unfinished calls immediately, on all ranks."""
-        call_all([*(group.abort for group in self._served.values()), self._runner.abort])
+        call_all([*(group.abort for group in self._torch_groups.values()), self._runner.abort])
 
     def split_group(
         self,
@@ -275,7 +275,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return None
         name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
         store = dist.PrefixStore(f"{name}/", self._runner.store)
-        return _named(ProcessGroup(self._runner.split(store, ranks, name, timeout)), group_desc)
+        return _with_name(ProcessGroup(self._runner.split(store, ranks, name, timeout)), group_desc)
 
     splitGroup = split_group
 
@@ -292,16 +292,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         All ranks of each group must call this; they get consecutive ranks in the new group.
         """
         name = group_name or f"{self._runner.name}:merged"
-        return _named(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
+        return _with_name(ProcessGroup(self._runner.merge(store, size, name, timeout)), group_desc)
 
 
 @cache
-def _names_in(config: str) -> dict[str, str]:
+def _parse_backends(config: str) -> dict[str, str]:
     """Parse the backend of each device type from "cpu:dldist,cuda:nccl" or "dldist"."""
     return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
 
-def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
+def _with_name(group: ProcessGroup, desc: str | None) -> ProcessGroup:
     group._set_group_name(group._runner.name)
     group._set_group_desc(desc or "undefined")
     return group
@@ -309,4 +309,4 @@ def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
 
 for _name, _call in CALLS.items():
     if _call.name != "allreduce_sparse":  # allreduce runs torch's sparse tensors here
-        setattr(ProcessGroup, _name, _call_of(_call.operation.op_type, _name, _call.name))
+        setattr(ProcessGroup, _name, _make_method(_call.operation.op_type, _name, _call.name))
