@@ -159,7 +159,7 @@ class World(_core.Group):
             >>> world.close()
         """
         remaining = _countdown(timeout)
-        _let_compiled_calls_finish()
+        _wait_for_compiled_calls()
         try:
             call_all([lambda close=close: close(remaining()) for close in [*self._subgroup_methods("close"), super().close]])
         finally:
@@ -416,10 +416,10 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
     return lambda: max(end - time.monotonic(), 0.0)
 
 
-def _let_compiled_calls_finish() -> None:
+def _wait_for_compiled_calls() -> None:
     form = sys.modules.get("dldist.functional.form")  # if not imported, there are no compiled calls
     if form is not None:
-        form.let_compiled_calls_finish()
+        form.wait_for_compiled_calls()
 
 
 def _check_serializer(name: str) -> str:

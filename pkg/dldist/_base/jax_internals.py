@@ -1,6 +1,6 @@
 """Finds names of JAX that are private or have moved between versions.
 
-For each name, PLACES lists the modules that define it in JAX 0.10 to 0.12, the newest first.
+For each name, MODULES lists the modules that define it in JAX 0.10 to 0.12, the newest first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-PLACES = {
+MODULES = {
     "abstract_token": ("jax.ffi", "jax.core"),  # jax.core is for JAX before 0.11
     # Names that dldist.jax needs: compilation and execution of programs.
     "compile_or_get_cached": ("jax._src.compiler",),
@@ -26,13 +26,13 @@ PLACES = {
 }
 
 
-def place_of(name: str) -> Any:
-    """Return the module that defines a name listed in PLACES.
+def module_of(name: str) -> Any:
+    """Return the module that defines a name listed in MODULES.
 
     Raises:
         ImportError: The installed JAX does not define the name in any of the listed modules.
     """
-    for module_name in PLACES[name]:
+    for module_name in MODULES[name]:
         try:
             module = import_module(module_name)
         except ImportError:
@@ -41,9 +41,9 @@ def place_of(name: str) -> Any:
             return module
     import jax
 
-    raise ImportError(f"JAX {jax.__version__} has no {' or '.join(f'{each}.{name}' for each in PLACES[name])}, which dldist needs")
+    raise ImportError(f"JAX {jax.__version__} has no {' or '.join(f'{each}.{name}' for each in MODULES[name])}, which dldist needs")
 
 
 def find(name: str) -> Any:
-    """Return the object that the installed JAX has under a name listed in PLACES."""
-    return getattr(place_of(name), name)
+    """Return the object that the installed JAX has under a name listed in MODULES."""
+    return getattr(module_of(name), name)

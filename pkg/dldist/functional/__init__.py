@@ -26,7 +26,7 @@ from dldist._base import arrays
 from dldist._base.docstrings import completed
 from dldist._objects.exchange import Exchange
 from dldist.functional import tree as functional_tree
-from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, let_compiled_calls_finish, operations_of
+from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, operations_of, wait_for_compiled_calls
 from dldist.types import AnyGroup, Op, Tensor, Timeout
 
 ArrayT = TypeVar("ArrayT", bound=Tensor)
@@ -81,12 +81,12 @@ def _is_linear(op: Op) -> bool:
     return _name_of(op) in ("sum", "avg")
 
 
-def _by_parts(calls: Any, name: str, axis: int, whole: Any, sizes: list[int]) -> tuple[Any, Any]:
+def _by_parts(calls: Any, name: str, axis: int, array: Any, sizes: list[int]) -> tuple[Any, Any]:
     """Return the operation for an axis, and its argument: for axis 0 the whole array, otherwise a
     list of its parts."""
     if axis == 0:
-        return getattr(calls, f"{name}_single"), whole
-    return getattr(calls, name), None if whole is None else arrays.pieces(whole, axis, sizes)
+        return getattr(calls, f"{name}_single"), array
+    return getattr(calls, name), None if array is None else arrays.pieces(array, axis, sizes)
 
 
 @completed(_ARGUMENTS)
@@ -122,10 +122,10 @@ def all_reduce(
     def transpose(gradient: Any) -> list[Any]:
         return [all_reduce(gradient, op, group, timeout=timeout)]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return all_reduce(x, op, group, timeout=timeout)
 
-    return form.run([x], start, [form.shape], again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None)
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None)
 
 
 @_documented
@@ -164,17 +164,17 @@ def all_reduce_tree(
         by_dtype: dict[str, list[Any]] = {}
         for output in sources_and_outputs[count:]:
             by_dtype.setdefault(_core._describe_tensor(output, False)["dtype"], []).append(output)
-        return [calls.all_reduce_coalesced(same, op, **options) for same in by_dtype.values()]
+        return [calls.all_reduce_coalesced(same_dtype_outputs, op, **options) for same_dtype_outputs in by_dtype.values()]
 
     def transpose(*gradients: Any) -> list[Any]:
         reduced: Any = all_reduce_tree(list(gradients), op, group, timeout=timeout)
         return reduced
 
-    def again(*leaves: Any) -> Any:
+    def call_batched(*leaves: Any) -> Any:
         return all_reduce_tree(list(leaves), op, group, timeout=timeout)
 
     shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
-    return form.run(leaves, start, shapes, again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild)
+    return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild)
 
 
 @_documented
@@ -202,16 +202,16 @@ def reduce(
         array('f', [1.0, 2.0])
     """
     form = Form("reduce", x, group, timeout, async_op)
-    root = form.as_rank(root, "root")
+    root = form.check_rank(root, "root")
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.reduce(output, root, op, **options)
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         result: Any = reduce(x, root, op, group, timeout=timeout)
         return x if result is None else result  # None on non-roots, whose result is unused
 
-    return form.run([x], start, [form.shape], again=again, fill=COPIES, pack=lambda result: result if form.rank == root else None)
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
 
 @_documented
@@ -245,10 +245,10 @@ def scan(
         suffix = scan(permute(gradient, mirror, group, timeout=timeout), op, group, timeout=timeout)
         return [permute(suffix, mirror, group, timeout=timeout)]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return scan(x, op, group, timeout=timeout)
 
-    return form.run([x], start, [form.shape], again=again, fill=COPIES, transpose=transpose if _is_linear(op) else None)
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None)
 
 
 @_documented
@@ -289,11 +289,11 @@ def reduce_scatter(
             gradient = gradient / form.size
         return [all_gather(gradient, axis, group=group, timeout=timeout)]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return reduce_scatter(x, op, axis, group, timeout=timeout)
 
     shape = form.with_extent(axis, share)
-    return form.run([x], start, [shape], again=again, transpose=transpose if _is_linear(op) else None)
+    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose if _is_linear(op) else None)
 
 
 @_documented
@@ -334,10 +334,10 @@ def all_gather(
         part: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
         return [part.reshape(form.shape)]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return all_gather(x, axis, tiled and form.shape != (), group, timeout=timeout)
 
-    return form.run([x], start, [shape], again=again, transpose=transpose)
+    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose)
 
 
 def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
@@ -378,17 +378,17 @@ def gather(
         array('f', [1.0, 2.0])
     """
     form = Form("gather", x, group, timeout, async_op)
-    root = form.as_rank(root, "root")
+    root = form.check_rank(root, "root")
     axis, shape, extent = _gathered(form, axis, tiled)
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         call, parts = _by_parts(calls, "gather", axis, output, [extent] * form.size)
         return call(source, parts, root, **options)
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return gather(x, root, axis, tiled and form.shape != (), group, timeout=timeout)
 
-    return form.run([x], start, [shape] if form.rank == root else None, again=again)
+    return form.run([x], start, [shape] if form.rank == root else None, call_batched=call_batched)
 
 
 @_documented
@@ -423,7 +423,7 @@ def all_gather_any(
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.all_gather(parts, source, **options)
 
-    return form.run([x], start, None, again=all_gather_any, pack=lambda: [family.finish(part, x) for part in parts])
+    return form.run([x], start, None, call_batched=all_gather_any, pack=lambda: [family.finish(part, x) for part in parts])
 
 
 def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
@@ -457,7 +457,7 @@ def broadcast(
         array('f', [1.0, 2.0])
     """
     form = Form("broadcast", x, group, timeout, async_op)
-    root = form.as_rank(root, "root")
+    root = form.check_rank(root, "root")
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.broadcast(output, root, **options)
@@ -466,11 +466,11 @@ def broadcast(
         total = reduce(gradient, root, "sum", group, timeout=timeout)
         return [arrays.zeros_like(gradient) if total is None else total]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return broadcast(x, root, group, timeout=timeout)
 
     fill = COPIES if form.rank == root else NOTHING
-    return form.run([x], start, [form.shape], again=again, fill=fill, transpose=transpose)
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=fill, transpose=transpose)
 
 
 @_documented
@@ -501,7 +501,7 @@ def scatter(
         array('f', [1.0, 2.0])
     """
     form = Form("scatter", x, group, timeout, async_op)
-    root = form.as_rank(root, "root")
+    root = form.check_rank(root, "root")
     axis = form.axis(axis)
     is_root = form.rank == root
     share = form.share(axis) if is_root else form.shape[axis]
@@ -510,10 +510,10 @@ def scatter(
         call, parts = _by_parts(calls, "scatter", axis, source if is_root else None, [share] * form.size)
         return call(output, parts, root, **options)
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return scatter(x, root, axis, group, timeout=timeout)
 
-    return form.run([x], start, [form.with_extent(axis, share)], again=again)
+    return form.run([x], start, [form.with_extent(axis, share)], call_batched=call_batched)
 
 
 @_documented
@@ -572,10 +572,10 @@ def all_to_all(
             return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
         return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return all_to_all(x, split, concat, output_split_sizes, input_split_sizes, group, timeout=timeout)
 
-    return form.run([x], start, [shape], again=again, transpose=transpose)
+    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose)
 
 
 def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: int) -> list[int]:
@@ -620,27 +620,27 @@ def permute(
     form = Form("permute", x, group, timeout, async_op)
     destination_of = _routes(form, pairs)
     source_of = {destination: source for source, destination in destination_of.items()}
-    goes_to, comes_from = destination_of.get(form.rank), source_of.get(form.rank)
+    own_destination, own_source = destination_of.get(form.rank), source_of.get(form.rank)
 
     # Use all_to_all, because the tags of messages belong to the caller.
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         family = arrays.family_of(source, form.name)
         sent = [family.empty_like(source, (0,)) for _ in range(form.size)]
         received = [family.empty_like(source, (0,)) for _ in range(form.size)]
-        if goes_to is not None:
-            sent[goes_to] = source
-        if comes_from is not None:
-            received[comes_from] = output
+        if own_destination is not None:
+            sent[own_destination] = source
+        if own_source is not None:
+            received[own_source] = output
         return calls.all_to_all(received, sent, **options)
 
     def transpose(gradient: Any) -> list[Any]:
         return [permute(gradient, source_of.items(), group, timeout=timeout)]
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return permute(x, destination_of.items(), group, timeout=timeout)
 
-    fill = ZEROS if comes_from is None else NOTHING
-    return form.run([x], start, [form.shape], again=again, fill=fill, transpose=transpose)
+    fill = ZEROS if own_source is None else NOTHING
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=fill, transpose=transpose)
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -650,7 +650,7 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
         if len(pair) != 2:
             raise ValueError(f"{form.name}(): argument 'pairs' must have pairs of a source and a destination, not {pair}")
         source, destination = pair
-        source, destination = form.as_rank(source, "pairs"), form.as_rank(destination, "pairs")
+        source, destination = form.check_rank(source, "pairs"), form.check_rank(destination, "pairs")
         if source in routes or destination in routes.values():
             raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pair}")
         routes[source] = destination
@@ -687,15 +687,15 @@ def send(
         array('f', [1.0, 2.0])
     """
     form = Form("send", x, group, timeout, async_op)
-    dst = form.as_rank(dst, "dst")
+    dst = form.check_rank(dst, "dst")
 
     def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
         return (calls.isend if async_op else calls.send)(source, dst, tag, timeout=timeout)
 
-    def again(x: Any) -> Any:
+    def call_batched(x: Any) -> Any:
         return send(x, dst, tag, group, timeout=timeout)
 
-    return form.run([x], start, None, again=again)
+    return form.run([x], start, None, call_batched=call_batched)
 
 
 @completed(_ARGUMENTS)
@@ -727,16 +727,16 @@ def recv(
     """
     form = Form("recv", like, group, timeout, async_op)
     if src is not None:
-        src = form.as_rank(src, "src")
+        src = form.check_rank(src, "src")
 
     def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
         arrays.family_of(source, form.name).clear(output)
         return (calls.irecv if async_op else calls.recv)(output, src, tag, timeout=timeout)
 
-    def again(like: Any) -> Any:
+    def call_batched(like: Any) -> Any:
         return recv(like, src, tag, group, timeout=timeout)
 
-    return form.run([like], start, [form.shape], again=again)
+    return form.run([like], start, [form.shape], call_batched=call_batched)
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:
@@ -752,7 +752,7 @@ def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, as
     Example:
         >>> F.barrier()
     """
-    let_compiled_calls_finish()
+    wait_for_compiled_calls()
     work = operations_of(group).barrier(timeout=timeout, async_op=async_op)
     return Pending([work], lambda: None) if async_op else None
 

@@ -17,7 +17,7 @@ from dldist._base.future import wait_for
 NOTHING, COPIES, ZEROS = range(3)
 
 
-def _only(result: Any = None) -> Any:
+def _single_result(result: Any = None) -> Any:
     return result
 
 
@@ -66,7 +66,7 @@ class Form:
         """Return x's shape with another length of one axis."""
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
-    def as_rank(self, rank: Any, argument: str) -> int:
+    def check_rank(self, rank: Any, argument: str) -> int:
         number = as_index(rank)
         if number is None or number not in range(self.size):
             raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: {rank!r} is not in 0 to {self.size - 1}")
@@ -78,10 +78,10 @@ class Form:
         start: Callable[..., Any],
         shapes: Sequence[tuple[int, ...]] | None,
         *,
-        again: Callable[..., Any],
+        call_batched: Callable[..., Any],
         fill: int = NOTHING,
         transpose: Callable[..., list[Any]] | None = None,
-        pack: Callable[..., Any] = _only,
+        pack: Callable[..., Any] = _single_result,
     ) -> Any:
         """Run the call. Return pack(*results), or a Pending for this value.
 
@@ -95,19 +95,19 @@ class Form:
         self.shapes = shapes
         self.fill = fill
         self.transpose = transpose
-        self._again = again
-        library = self._library_in_charge(arrays)
+        self._call_batched = call_batched
+        library = self._transforming_library(arrays)
         if library is not None and self.async_op:
             raise ValueError(f"{self.name}(): async_op=True is not for arrays that are traced or need a gradient")
         if library is not None:
             return pack(*library.run(self, arrays))
-        let_compiled_calls_finish()
+        wait_for_compiled_calls()
         outputs, works = self._start(arrays)
         if not self.async_op:
             return pack(*self._finish(arrays, outputs))
         return Pending(works if isinstance(works, list) else [works], lambda: pack(*self._finish(arrays, outputs)))
 
-    def _library_in_charge(self, arrays: Sequence[Any]) -> Any:
+    def _transforming_library(self, arrays: Sequence[Any]) -> Any:
         """Return the module for the library that traces or differentiates these arrays, or None."""
         if any(map(base_arrays.is_traced, arrays)):
             from dldist.functional import jax
@@ -120,13 +120,13 @@ class Form:
                 return torch
         return None
 
-    def run_now(self, arrays: Sequence[Any]) -> list[Any]:
+    def run_eagerly(self, arrays: Sequence[Any]) -> list[Any]:
         """Run the call on concrete arrays in place of the original ones, and return the results."""
         return self._finish(arrays, self._start(arrays)[0])
 
-    def again(self, *arrays: Any) -> list[Any]:
+    def call_batched(self, *arrays: Any) -> list[Any]:
         """Make the same call on arrays with one more axis at the end."""
-        results = self._again(*arrays)
+        results = self._call_batched(*arrays)
         if self.shapes is None:
             return []
         return results if isinstance(results, list) else [results]
@@ -149,7 +149,7 @@ class Form:
         elif self.fill == ZEROS:
             for family, output in zip(families, outputs, strict=True):
                 family.clear(output)
-        works = self._start_calls(self.operations_now(), *sources, *outputs, timeout=self.timeout, async_op=self.async_op)
+        works = self._start_calls(self.current_operations(), *sources, *outputs, timeout=self.timeout, async_op=self.async_op)
         return outputs, works
 
     def _finish(self, arrays: Sequence[Any], outputs: list[Any]) -> list[Any]:
@@ -157,7 +157,7 @@ class Form:
             return []
         return [family.finish(output, x) for family, x, output in zip(self._families(arrays), arrays, outputs, strict=True)]
 
-    def operations_now(self) -> Any:
+    def current_operations(self) -> Any:
         """Return the group's operations now, because the default world may change between calls."""
         operations = operations_of(self.group)
         if (operations.rank, operations.size) != (self.rank, self.size):
@@ -183,7 +183,7 @@ def operations_of(group: Any) -> Any:
     return registry.operations(group)
 
 
-def let_compiled_calls_finish() -> None:
+def wait_for_compiled_calls() -> None:
     """Wait for the collectives of compiled calls, so that later calls keep the order: a compiled
     call returns before its collectives run."""
     compiled = sys.modules.get("dldist.functional.jax")

@@ -46,8 +46,8 @@ def flush() -> None:
     jax.effects_barrier()
 
 
-def _run_now(*arrays: Any, form: Form) -> list[Any]:
-    return form.run_now([jax.numpy.asarray(x) for x in arrays])
+def _run_eagerly(*arrays: Any, form: Form) -> list[Any]:
+    return form.run_eagerly([jax.numpy.asarray(x) for x in arrays])
 
 
 def _describe_results(*avals: Any, form: Form) -> tuple[list[Any], set[Any]]:
@@ -75,13 +75,13 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, form: Form) -> tuple[l
             return jax.numpy.broadcast_to(x[..., None], (*x.shape, size))
         return jax.numpy.moveaxis(x, axis, -1)
 
-    results = form.again(*map(put_last, arrays, axes))
+    results = form.call_batched(*map(put_last, arrays, axes))
     return results, [result.ndim - 1 for result in results]
 
 
 def _lower_to_callback(ctx: Any, *operands: Any, form: Form) -> Any:
     def call_back(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(form.run_now([numpy.asarray(x) for x in arrays]))
+        return tuple(form.run_eagerly([numpy.asarray(x) for x in arrays]))
 
     results, token, _ = mlir.emit_python_callback(
         ctx,
@@ -103,41 +103,41 @@ class _Program:
     def __init__(self, form: Form, group: _core.Group, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> None:
         # These placeholders for arrays are never accessed, so no memory is committed for them.
         sources, results = ([numpy.empty(aval.shape, aval.dtype) for aval in avals] for avals in (avals_in, avals_out))
-        plans = _Plans(group)
-        form.describe(plans, sources, results)
-        self.number = _number_of(form, group, avals_in)
+        recorder = _PlanRecorder(group)
+        form.describe(recorder, sources, results)
+        self.number = _program_number(form, group, avals_in)
         self._form = form
         self._program = _core._ffi_program(
-            self.number, group, [*map(_memory_of, sources)], [*map(_memory_of, results)], form.fill, plans.calls
+            self.number, group, [*map(_memory_of, sources)], [*map(_memory_of, results)], form.fill, recorder.calls
         )
         if form.group is None:
-            _of_default_world.add(self)
+            _default_world_programs.add(self)
 
-    def move_to(self, world: _core.Group) -> None:
+    def use_group(self, world: _core.Group) -> None:
         """Use another default world. If the rank or size differs, the call will raise an error."""
         if (world.rank, world.size) == (self._form.rank, self._form.size):
             _core._ffi_set_group(self._program, world)
 
 
-def _number_of(form: Form, group: _core.Group, avals: Sequence[Any]) -> int:
+def _program_number(form: Form, group: _core.Group, avals: Sequence[Any]) -> int:
     """Return the program's number in the compiled function. It must be the same in every run, so
     that JAX's compilation cache matches. On lowering, each process registers its own program."""
-    told = f"{next(_count)} {form.name} {group.name} {group.rank} {group.size} {[str(aval) for aval in avals]}"
-    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7])
+    description = f"{next(_count)} {form.name} {group.name} {group.rank} {group.size} {[str(aval) for aval in avals]}"
+    return int.from_bytes(hashlib.sha256(description.encode()).digest()[:7])
 
 
 _count = itertools.count()
-_of_default_world: WeakSet[_Program] = WeakSet()
+_default_world_programs: WeakSet[_Program] = WeakSet()
 
 
 def follow_default_world(world: Any) -> None:
     """Make compiled calls without an explicit group use the new default world."""
     if isinstance(world, _core.Group):
-        for program in list(_of_default_world):
-            program.move_to(world)
+        for program in list(_default_world_programs):
+            program.use_group(world)
 
 
-class _Plans:
+class _PlanRecorder:
     """Stands in for a group: its methods record plans (lists of steps) instead of running calls."""
 
     def __init__(self, group: _core.Group) -> None:
@@ -147,10 +147,10 @@ class _Plans:
     def __getattr__(self, name: str) -> Callable[..., None]:
         plan = getattr(self._group, f"plan_{name}")
 
-        def note(*arguments: Any, timeout: Any, async_op: bool = False) -> None:
+        def record(*arguments: Any, timeout: Any, async_op: bool = False) -> None:
             self.calls.append(plan(*arguments, timeout=timeout))
 
-        return note
+        return record
 
     def send(self, array: Any, dst: int, tag: int, *, timeout: Any) -> None:
         self.calls.append((True, _memory_of(array), dst, tag, timeout))
@@ -164,19 +164,19 @@ def _memory_of(array: Any) -> tuple[int, int]:
 
 
 def _lower(ctx: Any, *operands: Any, form: Form) -> Any:
-    group = form.operations_now()
+    group = form.current_operations()
     if not isinstance(group, _core.Group) or isinstance(group, _core.NcclGroup):
         return _lower_to_callback(ctx, *operands, form=form)
     program = _Program(form, group, ctx.avals_in, ctx.avals_out)
     ctx.module_context.add_keepalive(program)
-    with_token = ctx.replace(avals_in=[_TOKEN, *ctx.avals_in], avals_out=[_TOKEN, *ctx.avals_out])
+    context_with_token = ctx.replace(avals_in=[_TOKEN, *ctx.avals_in], avals_out=[_TOKEN, *ctx.avals_out])
     call = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
-    token, *results = call(with_token, ctx.tokens_in.get(_ORDERED), *operands, program=numpy.int64(program.number))
+    token, *results = call(context_with_token, ctx.tokens_in.get(_ORDERED), *operands, program=numpy.int64(program.number))
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDERED: token})))
     return results
 
 
-_collective.def_impl(_run_now)
+_collective.def_impl(_run_eagerly)
 _collective.def_effectful_abstract_eval(_describe_results)
 ad.deflinear2(_collective, _transpose)
 _differentiate_linear = ad.primitive_jvps[_collective]

@@ -14,7 +14,7 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Form, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.form = form
-        return tuple(form.run_now(arrays))
+        return tuple(form.run_eagerly(arrays))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -26,12 +26,12 @@ __all__ = ["environment", "initialize", "install", "library"]
 
 _MAX_NAMED = 8
 _STORE_KEY = "dldist/store"
-_MEET_S = 300.0
+_RENDEZVOUS_TIMEOUT_S = 300.0
 _TIMEOUT_S = 1800.0
 
 _timeout: Timeout = _TIMEOUT_S
 
-_cliques_made: list[World] = []  # kept, because XLA keeps its communicators until exit
+_clique_groups: list[World] = []  # kept, because XLA keeps its communicators until exit
 
 
 # ---- before JAX starts
@@ -41,10 +41,10 @@ def library() -> str:
     """Return the path of the library that JAX loads as its MPI."""
     from importlib.util import find_spec
 
-    found = find_spec("dldist.jax._mpi")
-    if found is None or found.origin is None:
+    spec = find_spec("dldist.jax._mpi")
+    if spec is None or spec.origin is None:
         raise RuntimeError("this installation of dldist has no library for JAX (dldist/jax/_mpi): install it again")
-    return found.origin
+    return spec.origin
 
 
 def environment() -> dict[str, str]:
@@ -67,14 +67,14 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
         RuntimeError: JAX has already been imported, and has chosen its MPI.
     """
     global _timeout
-    wanted = environment()
-    if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in wanted.items()):
+    variables = environment()
+    if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in variables.items()):
         raise RuntimeError("dldist.jax.install() comes too late: JAX has been imported, and looks for MPI only at its import")
-    os.environ.update(wanted)
+    os.environ.update(variables)
     _timeout = timeout
 
 
-def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _MEET_S, **options: Any) -> None:
+def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _RENDEZVOUS_TIMEOUT_S, **options: Any) -> None:
     """Call install() and jax.distributed.initialize(). The rendezvous works as for dldist.World.
 
     Args:
@@ -119,43 +119,43 @@ def _begin() -> object:
     try:
         from dldist._base import jax_internals
 
-        state = jax_internals.find("global_state")
-        rank, size = state.process_id or 0, state.num_processes or 1
-        make = _prepare(state, rank, size)
+        global_state = jax_internals.find("global_state")
+        rank, size = global_state.process_id or 0, global_state.num_processes or 1
+        create_group = _make_group_creator(global_state, rank, size)
     except Exception as error:
         reason = f"dldist.jax could not begin: {type(error).__name__}: {error}"
         logging.getLogger("dldist").error(reason)
 
-        def make(first: int, place: int) -> World:
+        def create_group(first: int, index: int) -> World:
             raise RuntimeError(reason)
 
-    return _core._mpi_calls(rank, size, make)
+    return _core._mpi_calls(rank, size, create_group)
 
 
-def _prepare(state: Any, rank: int, size: int) -> Callable[[int, int], World]:
+def _make_group_creator(global_state: Any, rank: int, size: int) -> Callable[[int, int], World]:
     """Return a function (first device, this process's place) that creates a clique's group."""
     from dldist.jax import _cliques
 
     programs = _cliques.Programs()
-    _cliques.watch(programs)
-    _help_float16()
-    store = _find_store(state, rank, size)
+    _cliques.record_programs(programs)
+    _support_float16()
+    store = _find_store(global_state, rank, size)
 
-    def make(first: int, place: int) -> World:
+    def create_group(first: int, index: int) -> World:
         import jax
 
         from dldist.world import World
 
-        clique = programs.take(first, place, {device.id for device in jax.local_devices(backend="cpu")})
-        name = _name_of(clique)
-        group = World(store=_core.PrefixStore(name, store), rank=place, world_size=len(clique), name=name, timeout=_timeout)
-        _cliques_made.append(group)
+        clique = programs.claim(first, index, {device.id for device in jax.local_devices(backend="cpu")})
+        name = _clique_name(clique)
+        group = World(store=_core.PrefixStore(name, store), rank=index, world_size=len(clique), name=name, timeout=_timeout)
+        _clique_groups.append(group)
         return group
 
-    return make
+    return create_group
 
 
-def _help_float16() -> None:
+def _support_float16() -> None:
     """Support reductions of float16 if this JAX is known. Without this, XLA rejects float16."""
     try:
         from dldist.jax import _float16
@@ -165,7 +165,7 @@ def _help_float16() -> None:
         logging.getLogger("dldist").warning("reductions of float16 will fail: this JAX is not known (%s: %s)", type(error).__name__, error)
 
 
-def _name_of(clique: tuple[int, ...]) -> str:
+def _clique_name(clique: tuple[int, ...]) -> str:
     """Return a name of the clique, which all its members derive and which no other clique has."""
     numbers = ",".join(map(str, clique))
     if len(clique) <= _MAX_NAMED:
@@ -175,17 +175,17 @@ def _name_of(clique: tuple[int, ...]) -> str:
     return f"jax/{clique[0]}..{clique[-1]}, {len(clique)} devices, {hashlib.sha256(numbers.encode()).hexdigest()[:12]}"
 
 
-def _find_store(state: Any, rank: int, size: int) -> _core.Store:
+def _find_store(global_state: Any, rank: int, size: int) -> _core.Store:
     """Serve a store in process 0; the others get the store's port from JAX's coordinator."""
     if size == 1:
         return _core.HashStore()
-    host = state.coordinator_address.rpartition(":")[0].strip("[]")
-    return (_serve if rank == 0 else _connect)(state.client, host, size)
+    host = global_state.coordinator_address.rpartition(":")[0].strip("[]")
+    return (_serve if rank == 0 else _connect)(global_state.client, host, size)
 
 
 def _serve(client: Any, host: str, size: int) -> _core.Store:
     try:
-        store = _core.TCPStore(host, 0, size, True, _MEET_S, wait_for_workers=False)
+        store = _core.TCPStore(host, 0, size, True, _RENDEZVOUS_TIMEOUT_S, wait_for_workers=False)
     except Exception as error:
         client.key_value_set(_STORE_KEY, f"process 0 has no store: {type(error).__name__}: {error}")
         raise
@@ -194,7 +194,7 @@ def _serve(client: Any, host: str, size: int) -> _core.Store:
 
 
 def _connect(client: Any, host: str, size: int) -> _core.Store:
-    told = client.blocking_key_value_get(_STORE_KEY, int(1000 * _MEET_S))
-    if not told.isdigit():
-        raise RuntimeError(told)
-    return _core.TCPStore(host, int(told), size, False, _MEET_S)
+    reply = client.blocking_key_value_get(_STORE_KEY, int(1000 * _RENDEZVOUS_TIMEOUT_S))
+    if not reply.isdigit():
+        raise RuntimeError(reply)
+    return _core.TCPStore(host, int(reply), size, False, _RENDEZVOUS_TIMEOUT_S)

@@ -42,72 +42,72 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._begun: list[list[Need]] = []
-        self._taken: set[tuple[Clique, int]] = set()
+        self._needs: list[list[Need]] = []
+        self._claimed: set[tuple[Clique, int]] = set()
         self._latest: dict[int, int] = {}  # the latest program's number, by device
 
-    def begin(self, needs: Iterable[Need]) -> None:
+    def add(self, needs: Iterable[Need]) -> None:
         """Record the cliques that a program needs, before the program runs."""
-        if found := list(dict.fromkeys(needs)):
+        if new_needs := list(dict.fromkeys(needs)):
             with self._lock:
-                self._begun.append(found)
+                self._needs.append(new_needs)
 
-    def take(self, first: int, place: int, own: set[int]) -> Clique:
+    def claim(self, first: int, index: int, own: set[int]) -> Clique:
         """Mark and return the next unused clique whose first device is `first` and whose device at
-        index `place` is in `own`.
+        index `index` is in `own`.
 
         Raises:
             LookupError: No program has such a clique, or several cliques fit.
         """
         with self._lock:
-            fits = list(self._fitting(first, place, own))
-            if not fits:
+            candidates = list(self._candidates(first, index, own))
+            if not candidates:
                 raise LookupError(
                     f"XLA wants a communicator from device {first} on, and no program is known that has one: was it loaded instead of compiled?"
                 )
-            number, (clique, is_sure) = fits[0]
-            others = {other for _, (other, _) in fits} - {clique}
-            if others and not is_sure:
+            number, (clique, is_certain) = candidates[0]
+            others = {other for _, (other, _) in candidates} - {clique}
+            if others and not is_certain:
                 raise LookupError(
                     f"XLA wants a communicator of the devices {clique} or {min(others)}, and does not say of which: the first are those of a "
                     "branch, or of a loop that may not run. A collective of either, before this program, makes it clear"
                 )
-            self._taken.add((clique, place))
-            self._latest[clique[place]] = number
+            self._claimed.add((clique, index))
+            self._latest[clique[index]] = number
             return clique
 
-    def _fitting(self, first: int, place: int, own: set[int]) -> Iterator[tuple[int, Need]]:
-        for number, needs in enumerate(self._begun):
-            for clique, is_sure in needs:
-                fits = clique[0] == first and place < len(clique) and clique[place] in own
-                if fits and (clique, place) not in self._taken and number >= self._latest.get(clique[place], 0):
-                    yield number, (clique, is_sure)
+    def _candidates(self, first: int, index: int, own: set[int]) -> Iterator[tuple[int, Need]]:
+        for number, needs in enumerate(self._needs):
+            for clique, is_certain in needs:
+                is_candidate = clique[0] == first and index < len(clique) and clique[index] in own
+                if is_candidate and (clique, index) not in self._claimed and number >= self._latest.get(clique[index], 0):
+                    yield number, (clique, is_certain)
 
 
-def watch(programs: Programs) -> None:
+def record_programs(programs: Programs) -> None:
     """Record in `programs` each program that JAX runs from now on."""
-    compiler: Any = jax_internals.place_of("compile_or_get_cached")
+    compiler: Any = jax_internals.module_of("compile_or_get_cached")
     runner: Any = jax_internals.find("ExecuteReplicated")
     compile_or_get, execute = compiler.compile_or_get_cached, runner.__call__
     devices_of: dict[int, list[int]] = {}  # device numbers of executables, by id(), until they run
 
     @functools.wraps(compile_or_get)
-    def compile_and_note(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
+    def compile_and_record(backend: Any, computation: Any, devices: Any, *arguments: Any, **options: Any) -> Any:
         executable = compile_or_get(backend, computation, devices, *arguments, **options)
         if backend.platform == "cpu":
             devices_of[id(executable)] = [device.id for device in devices.flat]
         return executable
 
     @functools.wraps(execute)
-    def note_and_execute(self: Any, *arguments: Any) -> Any:
+    def record_and_execute(self: Any, *arguments: Any) -> Any:
         executable = self.xla_executable
         ids = devices_of.pop(id(executable), None)
         if ids is not None:
-            programs.begin(need for module in executable.hlo_modules() for need in needs_of(module.to_string(), ids))
+            programs.add(need for module in executable.hlo_modules() for need in needs_of(module.to_string(), ids))
         return execute(self, *arguments)
 
-    compiler.compile_or_get_cached = compile_and_note
-    runner.__call__ = note_and_execute
+    compiler.compile_or_get_cached = compile_and_record
+    runner.__call__ = record_and_execute
 
 
 # ---- parsing a program's text
@@ -116,39 +116,39 @@ def watch(programs: Programs) -> None:
 def needs_of(text: str, ids: Sequence[int]) -> Iterator[Need]:
     """Yield the cliques that an XLA program on these devices needs, by instruction order."""
     computations, entry = _computations(text)
-    for instruction, is_sure in _walk(computations, entry, True, set()):
+    for instruction, is_certain in _walk(computations, entry, True, set()):
         for group in _groups_of(instruction, len(ids)):
-            yield tuple(ids[place] for place in group), is_sure
+            yield tuple(ids[index] for index in group), is_certain
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     """Return the lines of each computation by name, and the name of the ENTRY computation."""
-    found: dict[str, list[str]] = {"": []}
+    computations: dict[str, list[str]] = {"": []}
     name = entry = ""
     for line in text.splitlines():
         if (head := _COMPUTATION.match(line)) is not None:
             name = head[2]
-            found[name] = []
+            computations[name] = []
             entry = name if head[1] else entry
         else:
-            found[name].append(line)
-    return found, entry
+            computations[name].append(line)
+    return computations, entry
 
 
-def _walk(computations: dict[str, list[str]], name: str, is_sure: bool, seen: set[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+def _walk(computations: dict[str, list[str]], name: str, is_certain: bool, visited: set[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
     """Yield the collectives of a computation and its callees; True for each that always runs."""
-    if (name, True) in seen or (name, is_sure) in seen:
+    if (name, True) in visited or (name, is_certain) in visited:
         return
-    seen.add((name, is_sure))
+    visited.add((name, is_certain))
     for line in computations.get(name, ()):
         instruction = _INSTRUCTION.search(line)
         if instruction is not None:
-            yield instruction[0], is_sure
+            yield instruction[0], is_certain
             continue
         may_not_run = " conditional(" in line or (" while(" in line and '"known_trip_count"' not in line)
-        for called in _CALLED.findall(line):
-            for callee in _NAME.findall(called):
-                yield from _walk(computations, callee, is_sure and not may_not_run, seen)
+        for callees in _CALLED.findall(line):
+            for callee in _NAME.findall(callees):
+                yield from _walk(computations, callee, is_certain and not may_not_run, visited)
 
 
 def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
@@ -156,41 +156,42 @@ def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
     all devices."""
     if "replica_groups=" not in instruction:
         return [list(range(ndevices))]
-    found = _GROUPS.search(instruction)
-    if found is None:
+    match = _GROUPS.search(instruction)
+    if match is None:
         raise ValueError(f"these groups of devices are not known: {instruction[:300]}")
-    text = found[1]
+    text = match[1]
     if text.startswith("{"):
         return [_numbers(group) for group in _LISTS.findall(text)] or [list(range(ndevices))]
     if (iota := _IOTA.fullmatch(text)) is not None:
         count, size = _numbers(iota[1])
-        places = _transposed(_numbers(iota[2]), iota[3])
-        return [places[i * size : (i + 1) * size] for i in range(count)]
+        devices = _transposed(_numbers(iota[2]), iota[3])
+        return [devices[i * size : (i + 1) * size] for i in range(count)]
     mesh = _MESH.fullmatch(text)
     if mesh is None:
         raise ValueError(f"these groups of devices are not known: {text}")
     return _along_axes(*mesh.groups())
 
 
-def _along_axes(axes: str, shape: str | None, order: str | None, wanted: str) -> list[list[int]]:
+def _along_axes(axes: str, shape: str | None, order: str | None, selected: str) -> list[list[int]]:
     """Return the groups along axes of a mesh, such as "'a'=2,'b'=4". "'b':(2)2" is the part of axis
     b that has size 2, within an outer part of size 2."""
     sizes = {name: int(size) for name, size, _, _ in _AXIS.findall(axes)}
-    places = _transposed(_numbers(shape), order) if shape else list(range(math.prod(sizes.values())))
+    devices = _transposed(_numbers(shape), order) if shape else list(range(math.prod(sizes.values())))
     parts: dict[str, list[int]] = {name: [size] for name, size in sizes.items()}
-    chosen: list[tuple[str, int]] = []  # pairs of an axis and the index of one of its parts
-    for name, _, before, size in _AXIS.findall(wanted):
-        if before:
-            parts[name] = [int(before), int(size), sizes[name] // (int(before) * int(size))]
-        chosen.append((name, 1 if before else 0))
+    selected_parts: list[tuple[str, int]] = []  # pairs of an axis and the index of one of its parts
+    for name, _, outer_size, size in _AXIS.findall(selected):
+        if outer_size:
+            parts[name] = [int(outer_size), int(size), sizes[name] // (int(outer_size) * int(size))]
+        selected_parts.append((name, 1 if outer_size else 0))
     factors = [(name, i) for name, extents in parts.items() for i in range(len(extents))]
     extents = [parts[name][i] for name, i in factors]
     strides = [math.prod(extents[i + 1 :]) for i in range(len(extents))]
-    inner = [factors.index(factor) for factor in chosen]
+    inner = [factors.index(factor) for factor in selected_parts]
     outer = [i for i in range(len(factors)) if i not in inner]
+    inner_indices = list(_indices([extents[i] for i in inner]))
     return [
-        [places[sum(strides[i] * k for i, k in zip(outer + inner, above + below))] for below in _indices([extents[i] for i in inner])]
-        for above in _indices([extents[i] for i in outer])
+        [devices[sum(strides[i] * k for i, k in zip(outer + inner, outer_index + index))] for index in inner_indices]
+        for outer_index in _indices([extents[i] for i in outer])
     ]
 
 

@@ -27,23 +27,24 @@ def install() -> None:
     ):
         for name in names:
             primitive = jax_internals.find(name)
-            mlir.register_lowering(primitive, _in_other_type(lowerings[primitive].rule, other, convert), platform="cpu")
+            mlir.register_lowering(primitive, _via_type(lowerings[primitive].rule, other, convert), platform="cpu")
 
 
-def _in_other_type(rule: Any, other: Any, convert: Any) -> Any:
+def _via_type(rule: Any, other: Any, convert: Any) -> Any:
     """Wrap a lowering rule to convert float16 arrays to another type and back."""
 
     def lower(ctx: Any, x: Any, **options: Any) -> Any:
-        (given,), (wanted,) = ctx.avals_in, ctx.avals_out
-        if given.dtype != "float16":
+        (input_aval,), (output_aval,) = ctx.avals_in, ctx.avals_out
+        if input_aval.dtype != "float16":
             return rule(ctx, x, **options)
-        taken, made = given.update(dtype=other), wanted.update(dtype=other)
-        (y,) = rule(ctx.replace(avals_in=[taken], avals_out=[made]), change(ctx, given, taken, x), **options)
-        return [change(ctx, made, wanted, y)]
+        converted_input, converted_output = input_aval.update(dtype=other), output_aval.update(dtype=other)
+        context = ctx.replace(avals_in=[converted_input], avals_out=[converted_output])
+        (y,) = rule(context, convert_array(ctx, input_aval, converted_input, x), **options)
+        return [convert_array(ctx, converted_output, output_aval, y)]
 
-    def change(ctx: Any, given: Any, wanted: Any, x: Any) -> Any:
-        changing = mlir.lower_fun(lambda x: convert(x, wanted.dtype), multiple_results=False)
-        (y,) = changing(ctx.replace(primitive=None, avals_in=[given], avals_out=[wanted]), x)
+    def convert_array(ctx: Any, from_aval: Any, to_aval: Any, x: Any) -> Any:
+        lowered = mlir.lower_fun(lambda x: convert(x, to_aval.dtype), multiple_results=False)
+        (y,) = lowered(ctx.replace(primitive=None, avals_in=[from_aval], avals_out=[to_aval]), x)
         return y
 
     return lower

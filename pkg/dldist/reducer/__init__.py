@@ -37,8 +37,8 @@ from dldist.reducer.buckets import (
     allocator_of,
 )
 from dldist.reducer.buckets import compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
-from dldist.reducer.c10d import C10dNames, _register_builtin_comm_hook, _register_comm_hook
-from dldist.reducer.comm import GradBucket, collect, is_under_way
+from dldist.reducer.c10d import C10dMethods, _register_builtin_comm_hook, _register_comm_hook
+from dldist.reducer.comm import GradBucket, collect, is_pending
 from dldist.reducer.log import Logger, Times
 from dldist.reducer.verify import BROADCAST_BYTES, broadcast, verify
 from dldist.reducer.verify import broadcast_coalesced as _broadcast_coalesced
@@ -67,7 +67,7 @@ class Join:
         """The lowest rank that was active in the last pass. This rank has made all updates."""
 
 
-class Reducer(C10dNames):
+class Reducer(C10dMethods):
     """Averages gradients over a group's ranks, in buckets, while gradients are still computed.
 
     A pass consists of prepare_for_backward(), mark_ready() for every parameter, and finish(). Calls
@@ -201,7 +201,7 @@ class Reducer(C10dNames):
         self._make_buckets(*self._first_assignment())
         self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
         self._is_open = False
-        self._next = 0
+        self._next_index = 0
         # verify() must be last: other ranks may need this rank to create shared buckets first.
         verify(operations, self._parameters, self._timeout)
 
@@ -234,7 +234,7 @@ class Reducer(C10dNames):
         is_free = self._given_buckets is None or self._autograd is not None
         return not self._has_rebuilt and is_free and (self._is_static or not self._finds_unused)
 
-    def _rebuild_if_due(self) -> None:
+    def _rebuild_if_pending(self) -> None:
         """After the first pass, rebuild buckets in the order of rank 0's gradients."""
         if not self._may_rebuild:
             return
@@ -292,7 +292,7 @@ class Reducer(C10dNames):
         if self._join is not None and self._is_sync:
             self._announce(self._join, True)
         if self._autograd is not None and self._has_order:
-            self._rebuild_if_due()
+            self._rebuild_if_pending()
         self._begin_pass()
         if self._autograd is not None:
             self._autograd.begin_pass(outputs)
@@ -301,7 +301,7 @@ class Reducer(C10dNames):
 
     def _begin_pass(self) -> None:
         self._is_open = True
-        self._next = 0
+        self._next_index = 0
         self._order = []
         for slot in self._slots:
             slot.begin_pass()
@@ -314,14 +314,14 @@ class Reducer(C10dNames):
             self._used_map[:] = array.array("i", bytes(self._used.nbytes))
         self._deferred = self._static_unused or ()
         if self._autograd is None:
-            self._settle_deferred()
+            self._mark_deferred_unused()
 
-    def _settle_deferred(self) -> None:
+    def _mark_deferred_unused(self) -> None:
         """Settle parameters known to be unused; with autograd, once the backward pass runs."""
         deferred, self._deferred = self._deferred, ()
         for index in deferred:
             if not self._slots[index].is_ready:
-                self._settle_unused(self._slots[index])
+                self._mark_slot_unused(self._slots[index])
 
     def mark_ready(self, index: int, gradient: Tensor | None = None) -> None:
         """Pass the gradient of a parameter. If it completes the next bucket, send the bucket.
@@ -336,9 +336,9 @@ class Reducer(C10dNames):
             IndexError: The parameter does not exist.
             TypeError, ValueError: The gradient is not an array, or has another shape.
         """
-        slot = self._slot_to_settle("mark_ready", index)
+        slot = self._unmarked_slot("mark_ready", index)
         if gradient is not None and gradient is not slot.view:
-            self._take(slot, gradient)
+            self._copy_gradient(slot, gradient)
         elif not self._is_view:
             raise TypeError(f"mark_ready(): parameter {slot.parameter}: there is no gradient")
         elif slot.view is None:
@@ -347,18 +347,18 @@ class Reducer(C10dNames):
                 f"made: write into what gradient({index}) gives, now that they have been rebuilt once for all"
             )
         if self._is_sync:
-            self._settle(slot, True)
+            self._mark_slot_ready(slot, True)
         else:
             slot.is_ready = slot.is_partial = True
 
-    def _settle(self, slot: Slot, is_used: bool) -> None:
+    def _mark_slot_ready(self, slot: Slot, is_used: bool) -> None:
         """Record that the gradient of a parameter is in its bucket, and send full buckets."""
         slot.is_ready = True
         self._order.append(slot.parameter.index)
         if is_used:
             self._used_map[slot.parameter.index] = 1
-        self._times.note_ready(slot.parameter.index)
-        self._count(slot)
+        self._times.record_ready(slot.parameter.index)
+        self._count_ready(slot)
 
     def mark_unused(self, index: int) -> None:
         """Mark a parameter as having no gradient on this rank in this pass; zeros are sent.
@@ -373,21 +373,21 @@ class Reducer(C10dNames):
             RuntimeError: find_unused_parameters is false, no pass has begun, or it is marked
                 already.
         """
-        slot = self._slot_to_settle("mark_unused", index)
+        slot = self._unmarked_slot("mark_unused", index)
         if not self._detects_unused:
             raise RuntimeError(f"mark_unused(): parameter {slot.parameter}: find_unused_parameters is not set")
-        self._settle_unused(slot)
+        self._mark_slot_unused(slot)
 
     @property
     def _detects_unused(self) -> bool:
         """True if the ranks exchange which parameters they have used in this pass."""
         return self._static_unused is None if self._is_static else self._finds_unused
 
-    def _slot_to_settle(self, call: str, index: int) -> Slot:
+    def _unmarked_slot(self, call: str, index: int) -> Slot:
         if not self._is_open:
             raise RuntimeError(f"{call}(): no pass has begun: call prepare_for_backward() first")
         if self._deferred:
-            self._settle_deferred()
+            self._mark_deferred_unused()
         slot = self._slot(call, index)
         if slot.is_ready:
             if slot.parameter.index in (self._static_unused or ()):
@@ -403,7 +403,7 @@ class Reducer(C10dNames):
             raise IndexError(f"{call}(): there is no parameter {index!r}: they are 0 to {len(self._slots) - 1}")
         return self._slots[number]
 
-    def _take(self, slot: Slot, gradient: Any) -> None:
+    def _copy_gradient(self, slot: Slot, gradient: Any) -> None:
         """Copy the caller's gradient into the bucket."""
         parameter = slot.parameter
         family = arrays.find_family(gradient)
@@ -420,41 +420,41 @@ class Reducer(C10dNames):
         """Copy the gradient into the bucket, or add it to the sum of unsynchronised passes. A
         batched copy waits until the bucket is full."""
         if self._is_batched and self._is_sync and not slot.is_partial:
-            self._buckets[slot.bucket_index].waiting.append((slot, gradient))
+            self._buckets[slot.bucket_index].pending_copies.append((slot, gradient))
             return
-        put = _core._reduce_tensor if slot.is_partial else _core._copy_tensor
+        operation = _core._reduce_tensor if slot.is_partial else _core._copy_tensor
         try:
-            put(slot.part, arrays.source_of(gradient))
+            operation(slot.part, arrays.source_of(gradient))
         except (TypeError, ValueError) as error:
             raise type(error)(f"mark_ready(): the gradient of parameter {slot.parameter}: {error}") from error
 
-    def _settle_unused(self, slot: Slot) -> None:
+    def _mark_slot_unused(self, slot: Slot) -> None:
         slot.is_ready = True
         if not self._is_sync:
             return
         if slot.is_partial:
             self._used_map[slot.parameter.index] = 1
         elif self._autograd is not None:
-            self._autograd.settle_unused(slot)
+            self._autograd.mark_unused(slot)
         else:
             slot.clear()
         self._buckets[slot.bucket_index].unused_count += 1
-        self._count(slot)
+        self._count_ready(slot)
 
-    def _count(self, slot: Slot) -> None:
+    def _count_ready(self, slot: Slot) -> None:
         bucket = self._buckets[slot.bucket_index]
         bucket.missing -= 1
-        if bucket.missing == 0 and bucket.index == self._next:
+        if bucket.missing == 0 and bucket.index == self._next_index:
             self._start_full_buckets()
 
     def _start_full_buckets(self) -> None:
         """Start reducing full buckets in bucket order, which must be the same on all ranks."""
-        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-            bucket = self._buckets[self._next]
-            bucket.started_ns = self._times.note_start()
+        while self._next_index < len(self._buckets) and self._buckets[self._next_index].missing == 0:
+            bucket = self._buckets[self._next_index]
+            bucket.started_ns = self._times.record_start()
             bucket.fill()
             bucket.outcome = bucket.NOTHING if self._may_skip(bucket) else self._reduce_bucket(bucket)
-            self._next += 1
+            self._next_index += 1
 
     def _may_skip(self, bucket: Bucket) -> bool:
         return self._skips_unused and bucket.unused_count == len(bucket.slots)
@@ -485,7 +485,7 @@ class Reducer(C10dNames):
         """Return the number by which to divide the sum of gradients."""
         if self._forward_work is not None:
             work, is_static = self._forward_work
-            return self._operations.size if is_static else _count_of(work)
+            return self._operations.size if is_static else _active_ranks_of(work)
         return self._operations.size if self._join is None or self._join.divide_by_initial_world_size else self._active_count
 
     def _all_reduce(self, buffer: Any) -> Any:
@@ -512,22 +512,22 @@ class Reducer(C10dNames):
         if not self._is_open:
             raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
         if self._is_sync:
-            self._settle_missing()
+            self._mark_missing_unused()
             try:
                 self._wait_for_all()
             except BaseException:
                 self.reset()
                 raise
-            self._hand_back()
+            self._return_gradients()
         self._is_open = False
         if not self._is_sync:
             return
         self._has_order = True
         if self._autograd is None:
-            self._rebuild_if_due()
+            self._rebuild_if_pending()
 
-    def _settle_missing(self) -> None:
-        self._settle_deferred()
+    def _mark_missing_unused(self) -> None:
+        self._mark_deferred_unused()
         text = self._missing_text()
         if text and not self._detects_unused:
             raise RuntimeError(
@@ -536,15 +536,15 @@ class Reducer(C10dNames):
             )
         for slot in self._slots:
             if not slot.is_ready:
-                self._settle_unused(slot)
+                self._mark_slot_unused(slot)
 
     def _missing_text(self) -> str:
         names = [str(slot.parameter) for slot in self._slots if not slot.is_ready]
         if not names:
             return ""
-        some = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+        shown_names = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         plural = "parameters {} have" if len(names) > 1 else "parameter {} has"
-        return f"{plural.format(some)} no gradient on rank {self._operations.rank}: "
+        return f"{plural.format(shown_names)} no gradient on rank {self._operations.rank}: "
 
     def _wait_for_all(self) -> None:
         self._start_full_buckets()  # full buckets that an earlier exception has left
@@ -553,7 +553,7 @@ class Reducer(C10dNames):
         for bucket in self._buckets:
             if bucket.outcome is not bucket.NOTHING:
                 collect(bucket)
-            self._times.note_end(bucket.started_ns, bucket.outcome)
+            self._times.record_end(bucket.started_ns, bucket.outcome)
             bucket.outcome = None
         if self._autograd is not None:
             self._autograd.wait_for_futures()
@@ -562,15 +562,15 @@ class Reducer(C10dNames):
         if self._is_static and self._static_unused is None:
             self._static_unused = frozenset(range(len(self._slots))).difference(self._order)
 
-    def _hand_back(self) -> None:
+    def _return_gradients(self) -> None:
         for slot in self._slots:
             slot.is_partial = False
             if not self._is_used(slot):
                 slot.restore()
             elif not self._is_view and not self._is_optimizer_in_backward:
-                slot.hand_back()
+                slot.return_gradient()
         if self._autograd is not None:
-            self._autograd.put_back(self._is_used)
+            self._autograd.restore_gradients(self._is_used)
 
     def _is_used(self, slot: Slot) -> bool:
         """Return True if any rank has a gradient for the slot's parameter."""
@@ -631,7 +631,7 @@ class Reducer(C10dNames):
         """Drop the current pass and gradients of no_sync() passes. All ranks must call this."""
         self._is_open = False
         for bucket in self._buckets:
-            if is_under_way(bucket.outcome):
+            if is_pending(bucket.outcome):
                 with contextlib.suppress(_core.DistError):  # a failed work is no longer pending
                     bucket.move()
             bucket.outcome = None
@@ -646,11 +646,11 @@ class Reducer(C10dNames):
         gradients, pass only the framework's final sums. A caller that writes gradients to views
         must accumulate in the views.
         """
-        before, self._is_sync = self._is_sync, False
+        previous, self._is_sync = self._is_sync, False
         try:
             yield
         finally:
-            self._is_sync = before
+            self._is_sync = previous
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = True) -> Iterator[Join]:
@@ -684,7 +684,7 @@ class Reducer(C10dNames):
         self._begin_pass()
         for slot in self._slots:
             if not slot.is_ready:
-                self._settle_unused(slot)
+                self._mark_slot_unused(slot)
         self.finish()
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
@@ -739,7 +739,7 @@ class Reducer(C10dNames):
             "rebuilt_bucket_sizes": ", ".join(map(str, rebuilt)),
             "rebuilt_per_bucket_param_indices": ", ".join(" ".join(map(str, indices)) for indices in members),
             "prev_iteration_grad_ready_order_indices": ", ".join(map(str, self._order)),
-            "num_buckets_reduced": self._next,
+            "num_buckets_reduced": self._next_index,
             "unused_parameter_size": sum(unused),
             "find_unused_parameters": int(self._finds_unused),
             "gradient_as_bucket_view": int(self._is_view),
@@ -769,12 +769,12 @@ def _check_sparse(expects_sparse: Sequence[bool], parameters: Sequence[Parameter
         )
 
 
-def _count_of(work: Any) -> int:
+def _active_ranks_of(work: Any) -> int:
     """Wait for an all_reduce of one number, and return the sum."""
     work.wait()
     result = work.result()
-    counted = result[0] if isinstance(result, (list, tuple)) else result
-    return int(counted.item() if hasattr(counted, "item") else counted[0])
+    value = result[0] if isinstance(result, (list, tuple)) else result
+    return int(value.item() if hasattr(value, "item") else value[0])
 
 
 def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: Sequence[Parameter]) -> None:

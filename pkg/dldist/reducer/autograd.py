@@ -47,14 +47,14 @@ class Autograd:
         """Futures to wait for at the end of the pass."""
         self.sparse_metadata: dict[str, Any] = {}
         """The rows of sparse gradients that may be non-zero on any rank, by parameter name."""
-        self._used_before: set[int] = set()
+        self._used_earlier: set[int] = set()
         """Parameters whose gradients of unsynchronised passes must be sent in this pass."""
         self.has_outputs = False
         """True if prepare_for_backward() got the tensors from which backward() starts."""
         self._is_finish_queued = False
-        self._fired = [0] * len(reducer._slots)
+        self._call_counts = [0] * len(reducer._slots)
         """The number of calls of each hook in the first pass of a static graph."""
-        self._left: list[int] = []
+        self._calls_left: list[int] = []
         """The remaining calls of each hook in this pass, with a static graph."""
         with torch.enable_grad():
             self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter.like).node for slot in reducer._slots]
@@ -76,26 +76,26 @@ class Autograd:
         self.has_begun = self._is_finish_queued = False
         self.has_outputs = bool(outputs)
         reducer = self._reducer
-        self._left = list(self._fired) if reducer._static_unused is not None else []
+        self._calls_left = list(self._call_counts) if reducer._static_unused is not None else []
         if not outputs or not reducer._is_sync:
             return
         if reducer._is_static:
             if reducer._static_unused is None:
-                self._delay_until_the_end_of(outputs)
+                self._delay_until_end_of(outputs)
         elif reducer._finds_unused:
-            used = _nodes_behind(self._torch, outputs)
+            used = _reachable_nodes(self._torch, outputs)
             reducer._deferred = [index for index, node in enumerate(self._nodes) if node not in used]
 
-    def _delay_until_the_end_of(self, outputs: list[Any]) -> None:
+    def _delay_until_end_of(self, outputs: list[Any]) -> None:
         """End the first pass of a static graph when the outermost backward pass ends."""
 
-        def begin(_gradient: Any) -> None:
+        def queue_finish(_gradient: Any) -> None:
             if not self._is_finish_queued:
                 self._queue(self.finish_first_static_pass)
 
         for output in outputs:
             if output.requires_grad:
-                output.register_hook(begin)
+                output.register_hook(queue_finish)
 
     def _queue(self, function: Any) -> None:
         self._is_finish_queued = True
@@ -108,27 +108,27 @@ class Autograd:
         if not reducer._is_open or not reducer._is_sync:
             reducer._is_open = False
             if reducer._detects_unused and slot.parameter.like.grad is not None:
-                self._used_before.add(index)
+                self._used_earlier.add(index)
             return
         is_first, self.has_begun = not self.has_begun, True
         if reducer._is_static and reducer._static_unused is None:
-            self._fired[index] += 1
+            self._call_counts[index] += 1
             return
-        if self._left:
-            self._left[index] -= 1
-            if self._left[index] > 0:
+        if self._calls_left:
+            self._calls_left[index] -= 1
+            if self._calls_left[index] > 0:
                 return
-        self._take("autograd", slot)
+        self._take_gradient("autograd", slot)
         if self._is_finish_queued or reducer._is_finished_manually:
             return
-        if reducer._next == len(reducer._buckets) or (is_first and reducer._finds_unused and not self.has_outputs):
+        if reducer._next_index == len(reducer._buckets) or (is_first and reducer._finds_unused and not self.has_outputs):
             self._queue(reducer.finish)
 
-    def _take(self, call: str, slot: Slot) -> None:
+    def _take_gradient(self, call: str, slot: Slot) -> None:
         reducer = self._reducer
-        reducer._slot_to_settle(call, slot.parameter.index)
+        reducer._unmarked_slot(call, slot.parameter.index)
         self.fill(slot)
-        reducer._settle(slot, slot.gradient is not None)
+        reducer._mark_slot_ready(slot, slot.gradient is not None)
 
     def fill(self, slot: Slot) -> None:
         """Copy the parameter's gradient, or zeros if it has none, into the bucket."""
@@ -144,12 +144,12 @@ class Autograd:
                 f"the gradient of parameter {slot.parameter} is sparse: make the Reducer with expect_sparse_gradients true for it"
             )
         if self._reducer._is_view:
-            self._let_view_be_gradient(slot, grad)
+            self._use_view_as_gradient(slot, grad)
         else:
             self._reducer._copy_into_bucket(slot, grad)
         slot.gradient = slot.parameter.like.grad
 
-    def _let_view_be_gradient(self, slot: Slot, grad: Any) -> None:
+    def _use_view_as_gradient(self, slot: Slot, grad: Any) -> None:
         view = slot.get_view()
         if grad.data_ptr() != view.data_ptr():
             self._reducer._copy_into_bucket(slot, grad)
@@ -176,21 +176,21 @@ class Autograd:
             raise RuntimeError(f"_set_sparse_metadata() has no rows of parameter {slot.parameter}")
         torch = self._torch
         rows = rows.to(torch.int64).flatten()
-        own = grad.indices().flatten()
-        places = torch.searchsorted(rows, own).clamp(max=max(len(rows) - 1, 0))
-        if len(own) and (not len(rows) or not torch.equal(rows[places], own)):
+        own_rows = grad.indices().flatten()
+        positions = torch.searchsorted(rows, own_rows).clamp(max=max(len(rows) - 1, 0))
+        if len(own_rows) and (not len(rows) or not torch.equal(rows[positions], own_rows)):
             raise RuntimeError(f"the gradient of parameter {slot.parameter} has rows that _set_sparse_metadata() was not told of")
         values = grad.values().new_zeros((len(rows), *grad.values().shape[1:]))
-        values[places] = grad.values()
+        values[positions] = grad.values()
         return rows, values
 
-    def settle_unused(self, slot: Slot) -> None:
+    def mark_unused(self, slot: Slot) -> None:
         """Send the gradient that an unused parameter may still have from unsynchronised passes."""
         self.fill(slot)
         if slot.gradient is not None and not isinstance(slot, SparseSlot) and self._reducer._is_view:
             self._reducer._buckets[slot.bucket_index].fill()
             slot.save()
-        if slot.parameter.index in self._used_before:
+        if slot.parameter.index in self._used_earlier:
             self._reducer._used_map[slot.parameter.index] = 1
 
     def finish_first_static_pass(self) -> None:
@@ -201,8 +201,8 @@ class Autograd:
         self.has_begun = True
         for bucket in reducer._buckets:
             for slot in bucket.slots:
-                if self._fired[slot.parameter.index]:
-                    self._take("_delay_all_reduce", slot)
+                if self._call_counts[slot.parameter.index]:
+                    self._take_gradient("_delay_all_reduce", slot)
         if not reducer._is_finished_manually:
             reducer.finish()
 
@@ -211,9 +211,9 @@ class Autograd:
         for future in futures:
             future.wait()
 
-    def put_back(self, is_used: Any) -> None:
+    def restore_gradients(self, is_used: Any) -> None:
         """Store the averages as gradients of the parameters that any rank has used."""
-        self._used_before.clear()
+        self._used_earlier.clear()
         if self.optimizer_in_backward or not self.has_begun:
             return
         for slot in self._reducer._slots:
@@ -230,21 +230,21 @@ class Autograd:
 
 
 def _on_gradient(autograd: weakref.ref[Autograd], index: int, *_gradients: Any) -> None:
-    alive = autograd()
-    if alive is not None:
-        alive.on_gradient(index)
+    autograd_object = autograd()
+    if autograd_object is not None:
+        autograd_object.on_gradient(index)
 
 
-def _nodes_behind(torch: Any, outputs: Iterable[Any]) -> set[Any]:
+def _reachable_nodes(torch: Any, outputs: Iterable[Any]) -> set[Any]:
     """Return the graph nodes that a backward pass from these tensors may reach."""
-    found = {torch.autograd.graph.get_gradient_edge(output).node for output in outputs if output.requires_grad}
-    ahead = list(found)
-    while ahead:
-        for node, _ in ahead.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
-                ahead.append(node)
-    return found
+    reachable = {torch.autograd.graph.get_gradient_edge(output).node for output in outputs if output.requires_grad}
+    pending = list(reachable)
+    while pending:
+        for node, _ in pending.pop().next_functions:
+            if node is not None and node not in reachable:
+                reachable.add(node)
+                pending.append(node)
+    return reachable
 
 
 def tensors_of(output: Any) -> list[Any]:

@@ -82,10 +82,10 @@ def compute_bucket_assignment_by_size(
     # Per dtype and device: the bucket being filled, its bytes, and the number of full ones.
     filling: dict[tuple[str, str], list[int]] = {}
     nbytes: Counter[tuple[str, str]] = Counter()
-    turns: Counter[tuple[str, str]] = Counter()
+    limit_index: Counter[tuple[str, str]] = Counter()
 
     def limit_of(kind: tuple[str, str]) -> int:
-        return bucket_size[min(turns[kind], len(bucket_size) - 1)]
+        return bucket_size[min(limit_index[kind], len(bucket_size) - 1)]
 
     for index, parameter in zip(indices, parameters, strict=True):
         if index in sparse:  # a sparse gradient has its own bucket
@@ -97,7 +97,7 @@ def compute_bucket_assignment_by_size(
         if nbytes[kind] >= limit_of(kind):
             full.append((filling.pop(kind), limit_of(kind)))
             nbytes[kind] = 0
-            turns[kind] += 1
+            limit_index[kind] += 1
     buckets = full + [(members, limit_of(kind)) for kind, members in filling.items()]
     if not tensor_indices:
         buckets.sort(key=lambda bucket: min(bucket[0]))
@@ -148,7 +148,7 @@ class Slot:
         if self.saved is not None:
             _core._copy_tensor(self.part, self.saved)
 
-    def hand_back(self) -> None:
+    def return_gradient(self) -> None:
         """Write the result to the caller's array, or to a new one if it is missing or read-only."""
         parameter = self.parameter
         if self.gradient is None:
@@ -176,7 +176,7 @@ class SparseSlot(Slot):
 
     def restore(self) -> None: ...
 
-    def hand_back(self) -> None: ...
+    def return_gradient(self) -> None: ...
 
     def result(self, torch: Any) -> Any:
         """Return the average as a tensor like the gradient."""
@@ -200,7 +200,7 @@ class Bucket:
         "slots",
         "started_ns",
         "unused_count",
-        "waiting",
+        "pending_copies",
     )
 
     is_sparse = False
@@ -221,7 +221,7 @@ class Bucket:
         """The number of gradients in the bucket that are not ready."""
         self.unused_count = 0
         """The number of the bucket's parameters without a gradient on this rank."""
-        self.waiting: list[tuple[Slot, Any]] = []
+        self.pending_copies: list[tuple[Slot, Any]] = []
         """Pairs of a slot and a gradient, to copy together when the bucket is full."""
         self.outcome: Any = None
         """The result of the reduction: a Work, a Future, an array, or a function to call."""
@@ -234,17 +234,17 @@ class Bucket:
         self._scratch: dict[str, _core.SharedArray] = {}
         start = 0
         for slot, count in zip(self.slots, counts, strict=True):
-            before, slot.part = getattr(slot, "part", None), self.memory.part(start, slot.parameter.shape)
-            if before is not None and before.dtype == self._dtype:
-                _core._copy_tensor(slot.part, before)
+            previous, slot.part = getattr(slot, "part", None), self.memory.part(start, slot.parameter.shape)
+            if previous is not None and previous.dtype == self._dtype:
+                _core._copy_tensor(slot.part, previous)
             slot.bucket_index, slot.view = self.index, None
             start += count
 
     def fill(self) -> None:
-        """Copy all gradients in `waiting` into the bucket."""
-        waiting, self.waiting = self.waiting, []
-        if waiting:
-            _core._copy_tensors([slot.part for slot, _ in waiting], [arrays.source_of(gradient) for _, gradient in waiting])
+        """Copy all gradients in `pending_copies` into the bucket."""
+        pending_copies, self.pending_copies = self.pending_copies, []
+        if pending_copies:
+            _core._copy_tensors([slot.part for slot, _ in pending_copies], [arrays.source_of(gradient) for _, gradient in pending_copies])
 
     def view_of(self, memory: Any) -> Any:
         """Return bucket memory as an array of the parameters' library."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dldist.reducer import Reducer
 
 
-class C10dNames:
+class C10dMethods:
     """The methods of torch's Reducer, as a base class of dldist's Reducer."""
 
     _bucket_dtype: str | None
@@ -65,8 +65,8 @@ class C10dNames:
             raise RuntimeError(f"{call}: autograd ends passes: call _set_manual_finalization_required(True) first")
         if not self._is_open or not self._is_sync:
             raise RuntimeError(f"{call}: there is no pass to end: it has ended already, or no_sync() is active")
-        if self._next < len(self._buckets) and not (self._finds_unused_at_end and self._autograd.has_begun):
-            raise RuntimeError(f"{call}: {self._next} of {len(self._buckets)} buckets are full: {self._missing_text()}call it later")
+        if self._next_index < len(self._buckets) and not (self._finds_unused_at_end and self._autograd.has_begun):
+            raise RuntimeError(f"{call}: {self._next_index} of {len(self._buckets)} buckets are full: {self._missing_text()}call it later")
         self.finish()
 
     @property
@@ -112,8 +112,8 @@ class C10dNames:
         """Return the parameters that this rank has used in the current pass."""
         if self._autograd is None:
             return self._used
-        own = self._buckets[0].view_of(self._used)
-        return own if self._is_open else own.new_zeros(own.shape)
+        used_map = self._buckets[0].view_of(self._used)
+        return used_map if self._is_open else used_map.new_zeros(used_map.shape)
 
     def _get_zeros_like_grad_buckets(self: Any) -> list[GradBucket]:
         buckets = [self._grad_bucket(bucket) for bucket in self._buckets]
@@ -130,7 +130,7 @@ class C10dNames:
         self._check_reducer_finalized()
         if not self._may_rebuild or not self._has_order:
             return False
-        self._rebuild_if_due()
+        self._rebuild_if_pending()
         return True
 
     def _push_all_rebuilt_params(self: Any) -> None:

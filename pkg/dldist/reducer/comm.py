@@ -96,7 +96,7 @@ def collect(bucket: Bucket) -> None:
         raise type(error)(text) from error
 
 
-def is_under_way(outcome: Any) -> bool:
+def is_pending(outcome: Any) -> bool:
     """Return True if the operation is known to be unfinished and may write to the bucket."""
     if isinstance(outcome, _core.Work):
         return not outcome.is_completed()

@@ -37,22 +37,22 @@ class Times:
         self._comm_begin_ns = self._comm_end_ns = 0
         self.ready_ns = [0] * len(self.ready_ns)
 
-    def note_ready(self, index: int) -> None:
+    def record_ready(self, index: int) -> None:
         """Record that a gradient is ready. The last one to be ready ends the computation."""
         self._computed_ns = now = perf_counter_ns()
         self.ready_ns[index] = now - self._begin_ns
 
-    def note_start(self) -> int:
+    def record_start(self) -> int:
         """Record that a bucket is being sent, and return the current time."""
         now = perf_counter_ns()
         self._comm_begin_ns = self._comm_begin_ns or now
         return now
 
-    def note_end(self, started_ns: int, outcome: Any) -> None:
+    def record_end(self, started_ns: int, outcome: Any) -> None:
         """Record the end of a bucket's reduction: now, or after the time that a Work measured."""
         now = perf_counter_ns()
-        took = outcome.duration if type(outcome) is _core.Work else None
-        end = now if took is None else min(now, started_ns + int(took * 1e9))
+        duration_s = outcome.duration if type(outcome) is _core.Work else None
+        end = now if duration_s is None else min(now, started_ns + int(duration_s * 1e9))
         self._comm_end_ns = max(self._comm_end_ns, end)
 
     def end_pass(self) -> None:
@@ -133,7 +133,7 @@ class Logger:
 
     def _get_ddp_logging_data(self) -> DDPLoggingData:
         """Return all data under torch's names."""
-        surroundings = {
+        environment = {
             "master_addr": os.environ.get("MASTER_ADDR", "N/A"),
             "master_port": os.environ.get("MASTER_PORT", "N/A"),
             "torch_distributed_debug": os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A"),
@@ -141,7 +141,7 @@ class Logger:
             "is_multi_device_module": 0,
         }
         data = DDPLoggingData()
-        for name, value in {**surroundings, **self._reducer.stats(), **self._construction, **self._overrides}.items():
+        for name, value in {**environment, **self._reducer.stats(), **self._construction, **self._overrides}.items():
             if isinstance(value, str):
                 data.strs_map[name] = value
             else:

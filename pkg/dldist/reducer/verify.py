@@ -35,22 +35,22 @@ def verify(operations: Any, parameters: Sequence[Parameter], timeout: Any) -> No
     if digests == digest * operations.size:
         return
     names = [parameter.name for parameter in parameters]
-    everyones = Exchange(operations, "all_gather_object", "safe", timeout).all_gather((own, names))
-    for rank, (others, their_names) in enumerate(everyones):
+    all_descriptions = Exchange(operations, "all_gather_object", "safe", timeout).all_gather((own, names))
+    for rank, (descriptions, their_names) in enumerate(all_descriptions):
         if rank == 0:
-            expected, expected_names = others, their_names
-        elif others != expected:
-            raise _core.DistMismatchError(_describe_difference(rank, others, their_names, expected, expected_names))
+            expected, expected_names = descriptions, their_names
+        elif descriptions != expected:
+            raise _core.DistMismatchError(_describe_difference(rank, descriptions, their_names, expected, expected_names))
 
 
-def _describe_difference(rank: int, others: list[str], their_names: Any, expected: list[str], names: Any) -> str:
+def _describe_difference(rank: int, descriptions: list[str], their_names: Any, expected: list[str], names: Any) -> str:
     """Describe the first difference between a rank's parameters and the parameters of rank 0."""
-    if len(others) != len(expected):
-        return f"rank {rank} has {len(others)} parameters, and rank 0 has {len(expected)}: all ranks must have the same"
-    index = next(i for i, (theirs, ours) in enumerate(zip(others, expected, strict=True)) if theirs != ours)
+    if len(descriptions) != len(expected):
+        return f"rank {rank} has {len(descriptions)} parameters, and rank 0 has {len(expected)}: all ranks must have the same"
+    index = next(i for i, (other, first) in enumerate(zip(descriptions, expected, strict=True)) if other != first)
     name = names[index] or their_names[index]
     label = f"{index} ({name})" if name else str(index)
-    return f"parameter {label} is {others[index]} on rank {rank}, and {expected[index]} on rank 0: all ranks must have the same"
+    return f"parameter {label} is {descriptions[index]} on rank {rank}, and {expected[index]} on rank 0: all ranks must have the same"
 
 
 def broadcast_coalesced(process_group: Any, tensors: Sequence[Any], buffer_size: int, src: int = 0) -> None:
@@ -88,13 +88,13 @@ def _chunks(parameters: Sequence[Parameter], nbytes: int) -> Iterator[list[Param
     by_dtype: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    for same in by_dtype.values():
+    for group_parameters in by_dtype.values():
         chunk: list[Parameter] = []
-        room = nbytes
-        for parameter in same:
-            if chunk and parameter.nbytes > room:
+        space = nbytes
+        for parameter in group_parameters:
+            if chunk and parameter.nbytes > space:
                 yield chunk
-                chunk, room = [], nbytes
+                chunk, space = [], nbytes
             chunk.append(parameter)
-            room -= parameter.nbytes
+            space -= parameter.nbytes
         yield chunk
