@@ -117,17 +117,17 @@ def analyse(
     analysis = Analysis(case, unreadable)
     verdicts = []
     for group in case.groups:
-        if odd := causes.members(case, group):
-            group.verdicts.append(odd)
+        if mismatch := causes.check_members(case, group):
+            group.verdicts.append(mismatch)
         elif len(group.ranks) > 1 or group.calls:
             match.analyse(case, group, slow_s)
             p2p.analyse(case, group)
         verdicts += group.verdicts
-    named = {rank for verdict in verdicts if verdict.kind == model.DEAD_RANK for rank in verdict.culprits}
-    if silent := [rank for rank in case.lost if rank not in named]:
-        text = f"{model.capitalised(model.left_no_dump(silent))}. No call of another rank seems to wait for that."
-        verdicts.append(Verdict(model.DEAD_RANK, text, culprits=silent))
-    analysis.verdicts = causes.ordered(verdicts)
+    reported = {rank for verdict in verdicts if verdict.kind == model.DEAD_RANK for rank in verdict.culprits}
+    if unreported := [rank for rank in case.lost if rank not in reported]:
+        text = f"{model.capitalised(model.no_dump_text(unreported))}. No call of another rank seems to wait for that."
+        verdicts.append(Verdict(model.DEAD_RANK, text, culprits=unreported))
+    analysis.verdicts = causes.sort_verdicts(verdicts)
     return analysis
 
 

@@ -46,44 +46,44 @@ def is_synchronising(op: str) -> bool:
     return op.lower().startswith(_SYNCHRONISING)
 
 
-def estimate(ranks: list[int], samples: list[Sample], weak: list[Sample]) -> Clocks:
-    """Estimate clock offsets. `weak` samples, of collectives that ranks may leave before all have
+def estimate(ranks: list[int], samples: list[Sample], weak_samples: list[Sample]) -> Clocks:
+    """Estimate clock offsets. `weak_samples`, of collectives that ranks may leave before all have
     entered, are used only for ranks without other samples."""
     reference = min(ranks, default=0)
     clocks = Clocks(reference, {reference: 0}, {reference: 0})
-    for kind, difference in ((samples, _difference), (weak, _weak_difference)):
-        waiting = list(clocks.offsets)
-        while waiting:
-            known = waiting.pop(0)
+    for sample_list, difference in ((samples, _difference), (weak_samples, _weak_difference)):
+        queue = list(clocks.offsets)
+        while queue:
+            known = queue.pop(0)
             for rank in ranks:
                 if rank in clocks.offsets:
                     continue
-                shared = [(sample[known], sample[rank]) for sample in kind if known in sample and rank in sample]
+                shared = [(sample[known], sample[rank]) for sample in sample_list if known in sample and rank in sample]
                 if shared:
                     offset, error = difference(shared[-MAX_SAMPLES:])
                     clocks.offsets[rank] = clocks.offsets[known] + offset
                     clocks.errors[rank] = clocks.errors[known] + error
-                    waiting.append(rank)
+                    queue.append(rank)
     return clocks
 
 
 def _weak_difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
-    differences = [theirs[1] - ours[1] for ours, theirs in shared]
-    middle = int(statistics.median(differences))
-    spread = max(abs(difference - middle) for difference in differences)
+    differences = [second[1] - first[1] for first, second in shared]
+    median = int(statistics.median(differences))
+    spread = max(abs(difference - median) for difference in differences)
     longest = max(span[1] - span[0] for pair in shared for span in pair)
     error = max(spread, longest)
-    return (0 if abs(middle) <= _AGREEMENT_NS + error else middle), error
+    return (0 if abs(median) <= _AGREEMENT_NS + error else median), error
 
 
 def _difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
     """Return how many nanoseconds the second clock is ahead of the first, and the maximum error."""
-    differences = [theirs[1] - ours[1] for ours, theirs in shared]
-    lowest = max(theirs[0] - ours[1] for ours, theirs in shared)
-    highest = min(theirs[1] - ours[0] for ours, theirs in shared)
-    middle = int(statistics.median(differences))
-    middle = min(max(middle, lowest), highest) if lowest <= highest else middle
-    spread = sorted(abs(difference - middle) for difference in differences)[len(differences) * 9 // 10]
-    if lowest <= 0 <= highest and abs(middle) <= _AGREEMENT_NS + spread:
-        return 0, min(max(abs(middle), spread), highest - lowest)
-    return middle, max(spread, lowest - highest)
+    differences = [second[1] - first[1] for first, second in shared]
+    lowest = max(second[0] - first[1] for first, second in shared)
+    highest = min(second[1] - first[0] for first, second in shared)
+    median = int(statistics.median(differences))
+    median = min(max(median, lowest), highest) if lowest <= highest else median
+    spread = sorted(abs(difference - median) for difference in differences)[len(differences) * 9 // 10]
+    if lowest <= 0 <= highest and abs(median) <= _AGREEMENT_NS + spread:
+        return 0, min(max(abs(median), spread), highest - lowest)
+    return median, max(spread, lowest - highest)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dldist.trace import model as model
-from dldist.trace.model import Group, Round, Verdict, about, classes, operands_text, ranks_text, what
+from dldist.trace.model import Collective, Group, Verdict, call_name, group_by_key, operands_text, ranks_clause, ranks_text
 from dldist.trace.read import Entry
 
 _LOOK_AHEAD = 64
@@ -28,26 +28,26 @@ def counts(shapes: list[list[int]]) -> tuple[int, ...]:
     return tuple(math.prod(shape) for shape in shapes)
 
 
-def compare(this: Round) -> tuple[str, list[int]] | None:
+def compare(collective: Collective) -> tuple[str, list[int]] | None:
     """Return the kind of difference and the differing ranks; None if the calls match."""
-    calls = this.calls
-    if culprits := _outsiders(calls, lambda rank: tuple(entry.op for entry in calls[rank])):
+    calls = collective.calls
+    if culprits := _minority(calls, lambda rank: tuple(entry.op for entry in calls[rank])):
         return model.WRONG_OP, culprits
-    whole = set(calls) == set(this.group.ranks)
-    for position in range(len(this.some)):
-        column = {rank: entries[position] for rank, entries in calls.items()}
-        if culprits := _wrong_sizes(this.group, column, whole):
+    is_complete = set(calls) == set(collective.group.ranks)
+    for position in range(len(collective.first_entries)):
+        entries_by_rank = {rank: entries[position] for rank, entries in calls.items()}
+        if culprits := _wrong_sizes(collective.group, entries_by_rank, is_complete):
             return model.WRONG_SIZE, culprits
-        if culprits := _outsiders(column, lambda rank: _dtypes_key(column[rank])):
+        if culprits := _minority(entries_by_rank, lambda rank: _dtypes_key(entries_by_rank[rank])):
             return model.WRONG_DTYPE, culprits
-        if whole and (culprits := _wrong_roots(column)):
+        if is_complete and (culprits := _wrong_roots(entries_by_rank)):
             return model.WRONG_ROOT, culprits
     return None
 
 
-def _outsiders(ranks: Iterable[int], key: Callable[[int], Any]) -> list[int]:
+def _minority(ranks: Iterable[int], get_key: Callable[[int], Any]) -> list[int]:
     """Return the ranks that are not in the largest set of ranks with equal keys."""
-    return sorted(rank for members in classes(ranks, key)[1:] for rank in members)
+    return sorted(rank for members in group_by_key(ranks, get_key)[1:] for rank in members)
 
 
 def _kind(op: str) -> str:
@@ -81,59 +81,60 @@ def _dtypes_key(entry: Entry) -> Any:
     return inputs, outputs
 
 
-def _wrong_sizes(group: Group, column: dict[int, Entry], whole: bool) -> list[int]:
-    some = next(iter(column.values()))
+def _wrong_sizes(group: Group, entries_by_rank: dict[int, Entry], is_complete: bool) -> list[int]:
+    first = next(iter(entries_by_rank.values()))
     size = len(group.ranks)
-    if _kind(some.op) == "all_to_all":
-        return _wrong_splits(group, column) if whole else []
-    if _is_gather(some.op) and whole and all(len(entry.outputs) == size > 1 for entry in column.values()):
-        return _wrong_parts(group, {r: (counts(e.inputs), counts(e.outputs)) for r, e in column.items()})
-    if _is_scatter(some.op) and whole and all(len(entry.inputs) == size > 1 for entry in column.values()):
-        return _wrong_parts(group, {r: (counts(e.outputs), counts(e.inputs)) for r, e in column.items()})
-    if culprits := _outsiders(column, lambda rank: _size_key(column[rank])):
+    if _kind(first.op) == "all_to_all":
+        return _wrong_splits(group, entries_by_rank) if is_complete else []
+    if _is_gather(first.op) and is_complete and all(len(entry.outputs) == size > 1 for entry in entries_by_rank.values()):
+        return _wrong_parts(group, {r: (counts(e.inputs), counts(e.outputs)) for r, e in entries_by_rank.items()})
+    if _is_scatter(first.op) and is_complete and all(len(entry.inputs) == size > 1 for entry in entries_by_rank.values()):
+        return _wrong_parts(group, {r: (counts(e.outputs), counts(e.inputs)) for r, e in entries_by_rank.items()})
+    if culprits := _minority(entries_by_rank, lambda rank: _size_key(entries_by_rank[rank])):
         return culprits
-    total_in, total_out = sum(counts(some.inputs)), sum(counts(some.outputs))
-    if _is_gather(some.op) and some.outputs and total_out != total_in * size:
-        return sorted(column)
-    if _is_scatter(some.op) and some.inputs and total_in != total_out * size:
-        return sorted(column)
+    total_in, total_out = sum(counts(first.inputs)), sum(counts(first.outputs))
+    if _is_gather(first.op) and first.outputs and total_out != total_in * size:
+        return sorted(entries_by_rank)
+    if _is_scatter(first.op) and first.inputs and total_in != total_out * size:
+        return sorted(entries_by_rank)
     return []
 
 
 def _wrong_parts(group: Group, sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
     """Return the ranks whose parts differ in size from the part sizes that all ranks list."""
-    if culprits := _outsiders(sizes, lambda rank: sizes[rank][1]):
+    if culprits := _minority(sizes, lambda rank: sizes[rank][1]):
         return culprits
     return [rank for position, rank in enumerate(group.ranks) if sum(sizes[rank][0]) != sizes[rank][1][position]]
 
 
-def _wrong_splits(group: Group, column: dict[int, Entry]) -> list[int]:
+def _wrong_splits(group: Group, entries_by_rank: dict[int, Entry]) -> list[int]:
     size = len(group.ranks)
-    if all(len(entry.inputs) == size == len(entry.outputs) for entry in column.values()):
+    if all(len(entry.inputs) == size == len(entry.outputs) for entry in entries_by_rank.values()):
         blamed: Counter[int] = Counter()
         for i, sender in enumerate(group.ranks):
             for j, receiver in enumerate(group.ranks):
-                if counts(column[sender].inputs)[j] != counts(column[receiver].outputs)[i]:
+                if counts(entries_by_rank[sender].inputs)[j] != counts(entries_by_rank[receiver].outputs)[i]:
                     blamed.update((sender, receiver))
-        worst = max(blamed.values(), default=0)
-        return sorted(rank for rank, times in blamed.items() if times == worst)
-    sent = sum(sum(counts(entry.inputs)) for entry in column.values())
-    received = sum(sum(counts(entry.outputs)) for entry in column.values())
+        maximum = max(blamed.values(), default=0)
+        return sorted(rank for rank, count in blamed.items() if count == maximum)
+    sent = sum(sum(counts(entry.inputs)) for entry in entries_by_rank.values())
+    received = sum(sum(counts(entry.outputs)) for entry in entries_by_rank.values())
     if sent == received:
         return []
-    return _outsiders(column, lambda rank: (counts(column[rank].inputs), counts(column[rank].outputs))) or sorted(column)
+    sizes = {rank: (counts(entry.inputs), counts(entry.outputs)) for rank, entry in entries_by_rank.items()}
+    return _minority(sizes, lambda rank: sizes[rank]) or sorted(sizes)
 
 
-def _wrong_roots(column: dict[int, Entry]) -> list[int]:
-    some = next(iter(column.values()))
-    if some.op not in ("gather", "scatter") or len(column) < 2:
+def _wrong_roots(entries_by_rank: dict[int, Entry]) -> list[int]:
+    first = next(iter(entries_by_rank.values()))
+    if first.op not in ("gather", "scatter") or len(entries_by_rank) < 2:
         return []
-    if not any(sum(counts(entry.inputs)) + sum(counts(entry.outputs)) for entry in column.values()):
+    if not any(sum(counts(entry.inputs)) + sum(counts(entry.outputs)) for entry in entries_by_rank.values()):
         return []
-    roots = [rank for rank, entry in sorted(column.items()) if _root_elements(entry)]
+    roots = [rank for rank, entry in sorted(entries_by_rank.items()) if _root_elements(entry)]
     if len(roots) == 1:
         return []
-    return roots[1:] if roots else sorted(column)
+    return roots[1:] if roots else sorted(entries_by_rank)
 
 
 def _root_elements(entry: Entry) -> int:
@@ -141,38 +142,38 @@ def _root_elements(entry: Entry) -> int:
     return sum(counts(entry.outputs if entry.op == "gather" else entry.inputs))
 
 
-def key(entries: list[Entry]) -> tuple[Any, ...]:
+def call_key(entries: list[Entry]) -> tuple[Any, ...]:
     return tuple((entry.op, _size_key(entry), _dtypes_key(entry)) for entry in entries)
 
 
-def order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
+def compare_order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
     """Compare a rank's calls from number `seq` with a reference rank's. Return "swapped" (with the
     number of the reference's call), "left out", "one more", or "" if no pattern fits."""
-    ours = _keys_from(calls, seq)
-    theirs = _keys_from(reference, seq)
-    if ours[0] == theirs[0]:
+    own_keys = _keys_from(calls, seq)
+    reference_keys = _keys_from(reference, seq)
+    if own_keys[0] == reference_keys[0]:
         return "", seq  # equal calls, such as all_to_all, whose sizes do not match together
-    both = min(len(ours), len(theirs))
-    if both > 1 and ours[0] == theirs[1] and ours[1] == theirs[0] and ours[2:both] == theirs[2:both]:
+    length = min(len(own_keys), len(reference_keys))
+    if length > 1 and own_keys[0] == reference_keys[1] and own_keys[1] == reference_keys[0] and own_keys[2:length] == reference_keys[2:length]:
         return "swapped", seq + 1
-    if len(theirs) > 1 and ours[: len(theirs) - 1] == theirs[1 : len(ours) + 1]:
+    if len(reference_keys) > 1 and own_keys[: len(reference_keys) - 1] == reference_keys[1 : len(own_keys) + 1]:
         return "left out", seq
-    if len(ours) > 1 and theirs[: len(ours) - 1] == ours[1 : len(theirs) + 1]:
+    if len(own_keys) > 1 and reference_keys[: len(own_keys) - 1] == own_keys[1 : len(reference_keys) + 1]:
         return "one more", seq
-    if ours[0] in theirs and theirs[0] in ours:
-        return "swapped", seq + ours.index(theirs[0])
+    if own_keys[0] in reference_keys and reference_keys[0] in own_keys:
+        return "swapped", seq + own_keys.index(reference_keys[0])
     return "", seq
 
 
 def _keys_from(calls: dict[int, list[Entry]], seq: int) -> list[tuple[Any, ...]]:
     keys: list[tuple[Any, ...]] = []
     while seq in calls and len(keys) < _LOOK_AHEAD:
-        keys.append(key(calls[seq]))
+        keys.append(call_key(calls[seq]))
         seq += 1
     return keys
 
 
-_HEADS = {
+_HEADLINES = {
     model.WRONG_OP: "The ranks call different collectives",
     model.WRONG_ORDER: "The ranks call collectives in different order",
     model.WRONG_SIZE: "The sizes do not fit",
@@ -181,30 +182,30 @@ _HEADS = {
 }
 
 
-def mismatch(this: Round, kind: str, culprits: list[int]) -> Verdict:
+def mismatch(collective: Collective, kind: str, culprits: list[int]) -> Verdict:
     """Return the verdict on ranks whose calls differ."""
-    others = this.without(culprits)
+    others = collective.without(culprits)
     reference = others[0] if others else culprits[0]
-    note = ""
+    order_text = ""
     if kind in (model.WRONG_OP, model.WRONG_SIZE) and others:
-        kind, note = _order_note(this.group, this.seq, kind, culprits, reference)
-    calls = this.calls
-    sites = dict(zip(calls, this.case.sites.apart([entries[0].frames for entries in calls.values()])))
+        kind, order_text = _describe_order(collective.group, collective.seq, kind, culprits, reference)
+    calls = collective.calls
+    sites = dict(zip(calls, collective.case.sites.distinct_names([entries[0].frames for entries in calls.values()])))
     texts = {rank: _call_text(kind, calls[rank]) + (f" at {sites[rank]}" if sites[rank] else "") for rank in calls}
-    clauses = [f"{about(ranks, '[calls|call]')} {text}" for ranks, text in model.alike(texts)]
+    clauses = [f"{ranks_clause(ranks, '[calls|call]')} {text}" for ranks, text in model.group_by_value(texts)]
     if len(clauses) > 5:
         clauses = [*clauses[:4], f"{len(clauses) - 4} more kinds of calls"]
-    op = what(calls[reference])
-    number = f"#{this.seq}" if kind in (model.WRONG_OP, model.WRONG_ORDER) else f"{op} #{this.seq}"
-    text = f"{_HEADS[kind]}: in {number} of {this.group.title} {'; '.join(clauses)}.{note}"
-    if failed := this.failed():
+    op = call_name(calls[reference])
+    number = f"#{collective.seq}" if kind in (model.WRONG_OP, model.WRONG_ORDER) else f"{op} #{collective.seq}"
+    text = f"{_HEADLINES[kind]}: in {number} of {collective.group.title} {'; '.join(clauses)}.{order_text}"
+    if failed := collective.failed():
         text += f" The reason given: {model.reason_text(failed)}."
     lines = {rank: f"{texts[rank]}, {model.state_text(calls[rank][-1], quiet_failure=True)}" for rank in calls}
-    return this.verdict(kind, text, culprits, lines, sites, op=op)
+    return collective.verdict(kind, text, culprits, lines, sites, op=op)
 
 
 def _call_text(kind: str, entries: list[Entry]) -> str:
-    text = what(entries)
+    text = call_name(entries)
     if kind == model.WRONG_OP:
         return text
     operands = "; ".join(operands_text(entry) for entry in entries[:4])
@@ -215,20 +216,20 @@ def _call_text(kind: str, entries: list[Entry]) -> str:
     return text
 
 
-def _order_note(group: Group, seq: int, kind: str, culprits: list[int], reference: int) -> tuple[str, str]:
-    found = {order(group.calls[rank], group.calls[reference], seq) for rank in culprits}
-    if len(found) != 1:
+def _describe_order(group: Group, seq: int, kind: str, culprits: list[int], reference: int) -> tuple[str, str]:
+    patterns = {compare_order(group.calls[rank], group.calls[reference], seq) for rank in culprits}
+    if len(patterns) != 1:
         return kind, ""
-    how, where = found.pop()
-    whom = ranks_text([reference])
-    expected = what(group.calls[reference][seq])
-    if how == "swapped":
-        who = model.capitalised(about(culprits, "[calls|call]"))
-        return model.WRONG_ORDER, f" {who} the {expected} that {whom} calls as #{seq} only as #{where}."
-    who = about(culprits, "[has|have]")
-    if how == "left out":
-        return kind, f" It looks as if {who} left out the {expected}: what follows is what {whom} calls next."
-    if how == "one more":
-        own = what(group.calls[culprits[0]][seq])
-        return kind, f" It looks as if {who} called one {own} too many: what follows is what {whom} calls here."
+    pattern, other_seq = patterns.pop()
+    reference_text = ranks_text([reference])
+    expected = call_name(group.calls[reference][seq])
+    if pattern == "swapped":
+        culprits_text = model.capitalised(ranks_clause(culprits, "[calls|call]"))
+        return model.WRONG_ORDER, f" {culprits_text} the {expected} that {reference_text} calls as #{seq} only as #{other_seq}."
+    culprits_text = ranks_clause(culprits, "[has|have]")
+    if pattern == "left out":
+        return kind, f" It looks as if {culprits_text} left out the {expected}: what follows is what {reference_text} calls next."
+    if pattern == "one more":
+        extra_call = call_name(group.calls[culprits[0]][seq])
+        return kind, f" It looks as if {culprits_text} called one {extra_call} too many: what follows is what {reference_text} calls here."
     return kind, ""

@@ -127,7 +127,7 @@ class Case:
 
 
 @dataclasses.dataclass(slots=True)
-class Round:
+class Collective:
     """One collective of a group, on all ranks that have called it."""
 
     case: Case
@@ -137,13 +137,13 @@ class Round:
     """The entries of each rank, in rank order. A coalesced block has several entries."""
 
     @property
-    def some(self) -> list[Entry]:
+    def first_entries(self) -> list[Entry]:
         """The entries of the lowest rank."""
         return next(iter(self.calls.values()))
 
     @property
     def title(self) -> str:
-        return f"{what(self.some)} #{self.seq} of {self.group.title}"
+        return f"{call_name(self.first_entries)} #{self.seq} of {self.group.title}"
 
     @property
     def pending(self) -> list[int]:
@@ -155,7 +155,7 @@ class Round:
 
     def site(self, rank: int) -> str:
         """Return the call site of a rank."""
-        return self.case.sites.of(self.calls[rank][0].frames)
+        return self.case.sites.call_site(self.calls[rank][0].frames)
 
     def failed(self) -> Entry | None:
         """Return the first entry, by rank, with a recorded error."""
@@ -173,19 +173,19 @@ class Round:
         is_problem: bool = True,
     ) -> Verdict:
         """Return a verdict about this collective."""
-        where = self.group.name, self.group.desc, self.seq, op or what(self.some)
-        who = sorted(culprits), self.without(culprits), self.pending
-        known = {rank: site for rank, site in sites.items() if site}
-        return Verdict(kind, text, *where, *who, known, is_problem, lines=lines_by_rank(lines))
+        position = self.group.name, self.group.desc, self.seq, op or call_name(self.first_entries)
+        ranks = sorted(culprits), self.without(culprits), self.pending
+        known_sites = {rank: site for rank, site in sites.items() if site}
+        return Verdict(kind, text, *position, *ranks, known_sites, is_problem, lines=lines_by_rank(lines))
 
 
 def build(dumps: dict[int, Dump], unreadable: Iterable[int] = ()) -> Case:
     groups = _groups(dumps)
-    known = set(dumps) | set(unreadable) | {rank for group in groups for rank in group.ranks}
-    world = sorted(known)
+    all_ranks = set(dumps) | set(unreadable) | {rank for group in groups for rank in group.ranks}
+    world = sorted(all_ranks)
     clocks = estimate(sorted(dumps), _samples(groups, True), _samples(groups, False))
     end = max((clocks.to_common(r, e.last_ns) for r, dump in dumps.items() for e in dump.entries), default=0)
-    lost = sorted(known - set(dumps) - set(unreadable))
+    lost = sorted(all_ranks - set(dumps) - set(unreadable))
     return Case(dumps, world, lost, groups, clocks, Sites(dumps.values()), end)
 
 
@@ -205,8 +205,8 @@ def _groups(dumps: dict[int, Dump]) -> list[Group]:
                 group.calls.setdefault(rank, {}).setdefault(entry.seq, []).append(entry)
     for group in found.values():
         if group.is_inferred:
-            everybody = group.desc == "default_pg"
-            group.ranks = tuple(sorted(dumps if everybody else {*group.calls, *group.messages}))
+            has_all_ranks = group.desc == "default_pg"
+            group.ranks = tuple(sorted(dumps if has_all_ranks else {*group.calls, *group.messages}))
         _drop_markers(group)
     return sorted(found.values(), key=lambda group: (group.desc != "default_pg", len(group.name), group.name, group.ranks))
 
@@ -224,9 +224,9 @@ def _group_of(found: dict[tuple[str, frozenset[int] | None], Group], dump: Dump,
 def _drop_markers(group: Group) -> None:
     """Drop entries that only end a block of messages, because not all ranks have such a block."""
     for rank, calls in group.calls.items():
-        before = {entry.index for entry in group.messages.get(rank, ())}
+        message_indices = {entry.index for entry in group.messages.get(rank, ())}
         for seq in [seq for seq, entries in calls.items() if len(entries) == 1 and entries[0].op == "coalesced"]:
-            if calls[seq][0].index - 1 in before:
+            if calls[seq][0].index - 1 in message_indices:
                 del calls[seq]
 
 
@@ -245,46 +245,46 @@ def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
     return samples
 
 
-def what(entries: list[Entry]) -> str:
+def call_name(entries: list[Entry]) -> str:
     """Return the name of a call or block, without sizes."""
     names = list(dict.fromkeys(entry.op for entry in entries))
-    return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({joined(names[:4])})"
+    return names[0] if len(entries) == 1 else f"a block of {len(entries)} ({join_words(names[:4])})"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """Format ranks, such as "rank 3", "ranks 0 and 2" or "ranks 0 to 5 and 7"."""
-    known = sorted(set(ranks))
+    sorted_ranks = sorted(set(ranks))
     parts: list[str] = []
-    for first, last in runs(known):
+    for first, last in runs(sorted_ranks):
         # List two consecutive ranks separately.
         parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
-    return f"rank {known[0]}" if len(known) == 1 else f"ranks {joined(parts)}"
+    return f"rank {sorted_ranks[0]}" if len(sorted_ranks) == 1 else f"ranks {join_words(parts)}"
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Return the first and last number of each contiguous run."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = found[-1][0], number
+        if result and number == result[-1][1] + 1:
+            result[-1] = result[-1][0], number
         else:
-            found.append((number, number))
-    return found
+            result.append((number, number))
+    return result
 
 
-def joined(parts: list[str]) -> str:
+def join_words(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def about(ranks: Iterable[int], words: str) -> str:
+def ranks_clause(ranks: Iterable[int], template: str) -> str:
     """Fill in a text such as "[is|are] slow: [it|they] called" for one rank or several."""
-    chosen = 1 if len(set(ranks)) == 1 else 2
-    return f"{ranks_text(ranks)} {_EITHER.sub(lambda either: either[chosen], words)}"
+    choice = 1 if len(set(ranks)) == 1 else 2
+    return f"{ranks_text(ranks)} {_ALTERNATIVES.sub(lambda alternatives: alternatives[choice], template)}"
 
 
-def left_no_dump(ranks: Iterable[int]) -> str:
-    fate = "[has left no dump: it has died, or its file is|have left no dumps: they have died, or their files are]"
-    return about(ranks, f"{fate} elsewhere")
+def no_dump_text(ranks: Iterable[int]) -> str:
+    template = "[has left no dump: it has died, or its file is|have left no dumps: they have died, or their files are]"
+    return ranks_clause(ranks, f"{template} elsewhere")
 
 
 def capitalised(text: str) -> str:
@@ -316,13 +316,13 @@ def operands_text(entry: Entry) -> str:
     return f"{inputs} -> {outputs}" if inputs else f"-> {outputs}"
 
 
-_EITHER = re.compile(r"\[(.*?)\|(.*?)\]")
-_WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
+_ALTERNATIVES = re.compile(r"\[(.*?)\|(.*?)\]")
+_ERROR_PREFIX = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
 
 
 def reason_text(entry: Entry) -> str:
     """Return an entry's error without the prefix, which repeats the call and the rank."""
-    return _WHERE.sub("", entry.error, count=1)
+    return _ERROR_PREFIX.sub("", entry.error, count=1)
 
 
 def state_text(entry: Entry, quiet_failure: bool = False) -> str:
@@ -335,7 +335,7 @@ def state_text(entry: Entry, quiet_failure: bool = False) -> str:
     return "started, not completed" if entry.is_started else "called, not started"
 
 
-def alike(values: dict[int, _Value]) -> list[tuple[list[int], _Value]]:
+def group_by_value(values: dict[int, _Value]) -> list[tuple[list[int], _Value]]:
     """Return each different value with its ranks, ordered by the lowest rank."""
     found: dict[_Value, list[int]] = {}
     for rank in sorted(values):
@@ -344,12 +344,12 @@ def alike(values: dict[int, _Value]) -> list[tuple[list[int], _Value]]:
 
 
 def lines_by_rank(texts: dict[int, str]) -> list[str]:
-    rows = [(ranks_text(ranks), text) for ranks, text in alike(texts)]
+    rows = [(ranks_text(ranks), text) for ranks, text in group_by_value(texts)]
     width = max((len(name) for name, _ in rows), default=0)
     return [f"{name:<{width}}  {text}" for name, text in rows]
 
 
-def classes(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
+def group_by_key(ranks: Iterable[int], key: Callable[[int], Any]) -> list[list[int]]:
     """Group ranks that have an equal `key`. The largest set is first, then the lowest rank."""
-    found = [members for members, _ in alike({rank: key(rank) for rank in ranks})]
+    found = [members for members, _ in group_by_value({rank: key(rank) for rank in ranks})]
     return sorted(found, key=lambda members: (-len(members), members[0]))

@@ -11,13 +11,13 @@ from dldist.trace.read import ANY_PEER, Entry
 
 
 def analyse(case: Case, group: Group) -> None:
-    sends, receives, wild = by_pair(group)
+    sends, receives, any_source = by_pair(group)
     for source, target in sorted({*sends, *receives}):
         pair = _Pair(case, group, source, target)
         group.verdicts += pair.verdicts(
-            sends.get((source, target), []), receives.get((source, target), []), wild.get(target, [])
+            sends.get((source, target), []), receives.get((source, target), []), any_source.get(target, [])
         )
-    for target, entries in sorted(wild.items()):
+    for target, entries in sorted(any_source.items()):
         if waiting := [entry for entry in entries if not entry.is_ended]:
             group.verdicts.append(_Pair(case, group, None, target).no_send(waiting[0]))
 
@@ -29,7 +29,7 @@ def by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
     """Return sends and receives by (source, target), and receives from any rank by target."""
     sends: Pairs = {}
     receives: Pairs = {}
-    wild: dict[int, list[Entry]] = {}
+    any_source: dict[int, list[Entry]] = {}
     for rank, entries in group.messages.items():
         for entry in entries:
             peer = entry.target if entry.op == "send" else entry.source
@@ -37,10 +37,10 @@ def by_pair(group: Group) -> tuple[Pairs, Pairs, dict[int, list[Entry]]]:
             if entry.op == "send" and other is not None:
                 sends.setdefault((rank, other), []).append(entry)
             elif entry.op == "recv" and peer == ANY_PEER:
-                wild.setdefault(rank, []).append(entry)
+                any_source.setdefault(rank, []).append(entry)
             elif entry.op == "recv" and other is not None:
                 receives.setdefault((other, rank), []).append(entry)
-    return sends, receives, wild
+    return sends, receives, any_source
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,8 +53,8 @@ class _Pair:
     """The sending rank, or None if the target receives from any rank."""
     target: int
 
-    def verdicts(self, sends: list[Entry], receives: list[Entry], wild: list[Entry]) -> list[Verdict]:
-        """Compare sends and receives. `wild`: receives from any rank; used ones are removed."""
+    def verdicts(self, sends: list[Entry], receives: list[Entry], any_source: list[Entry]) -> list[Verdict]:
+        """Compare sends and receives. Remove used receives from `any_source` (from any rank)."""
         ends = [rank for rank in (self.source, self.target) if rank is not None]
         if any(rank not in self.case.dumps for rank in ends):
             return self.one_sided(ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
@@ -62,25 +62,25 @@ class _Pair:
             # One side's oldest records were overwritten: only unfinished messages can be compared.
             sends = [entry for entry in sends if not entry.is_ended]
             receives = [entry for entry in receives if not entry.is_ended]
-        both = min(len(sends), len(receives))
-        bad = [(s, r) for s, r in zip(sends, receives) if sum(counts(s.inputs)) != sum(counts(r.outputs))]
-        if bad and not _is_reordered(sends[:both], receives[:both]):
-            return [self.unequal(*bad[0])]
-        if left := _not_taken(sends[both:], wild):
-            return [self.no_receive(next((entry for entry in left if not entry.is_completed), left[0]))]
-        if waiting := [entry for entry in receives[both:] if not entry.is_completed]:
+        common_length = min(len(sends), len(receives))
+        unequal_pairs = [(s, r) for s, r in zip(sends, receives) if sum(counts(s.inputs)) != sum(counts(r.outputs))]
+        if unequal_pairs and not _is_reordered(sends[:common_length], receives[:common_length]):
+            return [self.unequal(*unequal_pairs[0])]
+        if unmatched := _unmatched_sends(sends[common_length:], any_source):
+            return [self.no_receive(next((entry for entry in unmatched if not entry.is_completed), unmatched[0]))]
+        if waiting := [entry for entry in receives[common_length:] if not entry.is_completed]:
             return [self.no_send(waiting[0])]
-        stuck = [(s, r) for s, r in zip(sends, receives) if not s.is_ended or not r.is_ended]
-        return [self.under_way(*stuck[0])] if stuck else []
+        unfinished = [(s, r) for s, r in zip(sends, receives) if not s.is_ended or not r.is_ended]
+        return [self.in_progress(*unfinished[0])] if unfinished else []
 
     def one_sided(self, ends: list[int], waiting: list[Entry]) -> list[Verdict]:
         lost = [rank for rank in ends if rank in self.case.lost]
         if not waiting or not lost:
             return []
-        here = next(rank for rank in ends if rank not in lost)
-        text = f"{capitalised(model.left_no_dump(lost))}. "
-        text += f"Rank {here} waits for it in {self.call(waiting[0])}, {self.group.title}."
-        return [self.verdict(model.DEAD_RANK, text, lost, [here], {here: waiting[0]})]
+        waiting_rank = next(rank for rank in ends if rank not in lost)
+        text = f"{capitalised(model.no_dump_text(lost))}. "
+        text += f"Rank {waiting_rank} waits for it in {self.call(waiting[0])}, {self.group.title}."
+        return [self.verdict(model.DEAD_RANK, text, lost, [waiting_rank], {waiting_rank: waiting[0]})]
 
     def no_receive(self, send: Entry) -> Verdict:
         assert self.source is not None
@@ -105,7 +105,7 @@ class _Pair:
         entries = {self.source: send, self.target: receive}
         return self.verdict(model.WRONG_SIZE, text, [self.target], [self.source], entries)
 
-    def under_way(self, send: Entry, receive: Entry) -> Verdict:
+    def in_progress(self, send: Entry, receive: Entry) -> Verdict:
         assert self.source is not None
         text = f"A message of {self.group.title} is under way, and both sides match: rank {self.source} has {self.call(send)}, "
         text += f"{state_text(send)}; rank {self.target} has {self.call(receive)}, {state_text(receive)}."
@@ -117,15 +117,15 @@ class _Pair:
         peer = "any rank" if self.source is None else f"rank {self.source}"
         text = f"a send to rank {self.target}" if entry.op == "send" else f"a recv from {peer}"
         operands = operands_text(entry).removeprefix("-> ")
-        return text + (f" of {operands}" if operands else "") + self.case.sites.at(entry.frames)
+        return text + (f" of {operands}" if operands else "") + self.case.sites.in_parentheses(entry.frames)
 
     def verdict(self, kind: str, text: str, culprits: list[int], others: list[int], entries: dict[int, Entry]) -> Verdict:
-        sites = {rank: site for rank, entry in entries.items() if (site := self.case.sites.of(entry.frames))}
+        sites = {rank: site for rank, entry in entries.items() if (site := self.case.sites.call_site(entry.frames))}
         op = "/".join(dict.fromkeys(entry.op for entry in entries.values()))
         lines = model.lines_by_rank({rank: f"{entry.op}, {state_text(entry)}" for rank, entry in entries.items()})
         waiting = [rank for rank, entry in entries.items() if not entry.is_completed]
-        where = self.group.name, self.group.desc, None, op
-        return Verdict(kind, text, *where, culprits, others, waiting, sites, lines=lines)
+        location = self.group.name, self.group.desc, None, op
+        return Verdict(kind, text, *location, culprits, others, waiting, sites, lines=lines)
 
 
 def _is_reordered(sends: list[Entry], receives: list[Entry]) -> bool:
@@ -133,8 +133,8 @@ def _is_reordered(sends: list[Entry], receives: list[Entry]) -> bool:
     return sorted(counts(entry.inputs) for entry in sends) == sorted(counts(entry.outputs) for entry in receives)
 
 
-def _not_taken(sends: list[Entry], wild: list[Entry]) -> list[Entry]:
-    """Return sends that no any-source receive can have matched; drop used ones from `wild`."""
-    taken = min(len(sends), len(wild))
-    del wild[:taken]
-    return sends[taken:]
+def _unmatched_sends(sends: list[Entry], any_source: list[Entry]) -> list[Entry]:
+    """Return sends that match no receive from any rank; drop used ones from `any_source`."""
+    count = min(len(sends), len(any_source))
+    del any_source[:count]
+    return sends[count:]

@@ -23,7 +23,7 @@ _MAX_INT = (1 << 63) - 1
 _SHOWN_CHARS = 40
 _NAME = re.compile(r"(.*?)(\d+)(\.json|\.pickle|\.pkl)?", re.DOTALL)
 _MESSAGE = re.compile(r"(send|recv|put|signal|wait_signal) (-?\d+|\?)(?:->|<-)(-?\d+|\?)")
-_WHAT_DUMPS_HAVE = "a dump has only lists, dicts, strings and numbers"
+_ALLOWED_CONTENT = "a dump has only lists, dicts, strings and numbers"
 ANY_PEER = -1
 RECEIVES = ("recv", "wait_signal")
 """Names of messages that are received from another rank; all other messages are sent."""
@@ -148,8 +148,8 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
     if len(by_prefix) > 1:
         by_prefix = {key: files for key, files in by_prefix.items() if _looks_like_dump(next(iter(files.values()))[0])}
     if not by_prefix:
-        which = f"begins with {prefix!r} and" if prefix is not None else ""
-        raise DumpError(f"{folder}: no dumps here: of {_counted(len(names), 'file')} none {which} ends in the number of a rank")
+        condition = f"begins with {prefix!r} and" if prefix is not None else ""
+        raise DumpError(f"{folder}: no dumps here: of {_format_count(len(names), 'file')} none {condition} ends in the number of a rank")
     if len(by_prefix) > 1:
         shown = ", ".join(repr(key) for key in sorted(by_prefix))
         raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; say which with --prefix")
@@ -185,14 +185,14 @@ def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
     return _Reader(source).dump(data, rank)
 
 
-class _Plain(pickle._Unpickler):
+class _RestrictedUnpickler(pickle._Unpickler):
     """Python's own unpickler, because the one in C sizes its memo by any index in the input."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}; {_WHAT_DUMPS_HAVE}")
+        raise pickle.UnpicklingError(f"it holds {module}.{name}; {_ALLOWED_CONTENT}")
 
     def refuse_bytearray(self) -> None:
-        raise pickle.UnpicklingError(f"it holds a bytearray; {_WHAT_DUMPS_HAVE}")
+        raise pickle.UnpicklingError(f"it holds a bytearray; {_ALLOWED_CONTENT}")
 
     # Reject BYTEARRAY8: its unpickling allocates the stated size before it checks for the data.
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: refuse_bytearray}
@@ -210,17 +210,17 @@ def _load(data: bytes, source: str) -> Any:
     else:
         raise DumpError(f"{source}: neither JSON nor a pickle: it begins with {data[:8]!r}")
     try:
-        return json.loads(data) if kind == "JSON" else _Plain(io.BytesIO(data)).load()
+        return json.loads(data) if kind == "JSON" else _RestrictedUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # any exception, because the bytes are arbitrary
         text = str(error) or type(error).__name__
         raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
 
 
-def _counted(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, (list, tuple, dict)):
         return f"a {type(value).__name__} of {len(value)}"
     try:
@@ -235,14 +235,14 @@ class _Reader:
 
     def __init__(self, source: str):
         self.source = source
-        self.left = MAX_ITEMS
+        self.remaining = MAX_ITEMS
 
-    def fail(self, where: str, what: str, value: Any) -> DumpError:
-        return DumpError(f"{self.source}: {where}: expected {what}, got {_shown(value)}")
+    def fail(self, where: str, expected: str, value: Any) -> DumpError:
+        return DumpError(f"{self.source}: {where}: expected {expected}, got {_format_value(value)}")
 
-    def spend(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
+    def count_items(self, count: int) -> None:
+        self.remaining -= count
+        if self.remaining < 0:
             raise DumpError(f"{self.source}: more than {MAX_ITEMS} values, too many for a dump")
 
     def integer(self, value: Any, where: str) -> int:
@@ -264,13 +264,13 @@ class _Reader:
     def sequence(self, value: Any, where: str) -> list[Any] | tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):
             raise self.fail(where, "a list", value)
-        self.spend(len(value) + 1)
+        self.count_items(len(value) + 1)
         return value
 
     def mapping(self, value: Any, where: str) -> dict[Any, Any]:
         if not isinstance(value, dict):
             raise self.fail(where, "a dict", value)
-        self.spend(len(value) + 1)
+        self.count_items(len(value) + 1)
         return value
 
     def each(self, value: Any, where: str, read: Callable[[Any, str], _Value]) -> list[_Value]:
@@ -291,20 +291,20 @@ class _Reader:
         )
 
     def dump(self, data: Any, rank: int) -> Dump:
-        top = self.mapping(data, "the dump")
-        if "version" not in top and "entries" not in top:
+        fields = self.mapping(data, "the dump")
+        if "version" not in fields and "entries" not in fields:
             raise DumpError(f"{self.source}: no dump of a flight recorder: it has neither version nor entries")
-        version = self.text(top.get("version", "2.0"), "version")
+        version = self.text(fields.get("version", "2.0"), "version")
         if version.partition(".")[0] != "2":
-            raise DumpError(f"{self.source}: version {_shown(version)} of the format is not known; 2.x are")
-        groups = self.groups(top.get("pg_config") or {})
-        values = self.sequence(top.get("entries") or [], "entries")
+            raise DumpError(f"{self.source}: version {_format_value(version)} of the format is not known; 2.x are")
+        groups = self.groups(fields.get("pg_config") or {})
+        values = self.sequence(fields.get("entries") or [], "entries")
         entries = [self.entry(value, f"entries[{index}]", index) for index, value in enumerate(values)]
         entries.sort(key=lambda entry: entry.record_id)
         for index, entry in enumerate(entries):
             entry.index = index
         ids = [entry.record_id for entry in entries]
-        status = self.status(top.get("pg_status") or {})
+        status = self.status(fields.get("pg_status") or {})
         is_partial = bool(ids) and (ids[0] > 1 or ids[-1] - ids[0] >= len(ids))
         if not any(entry.is_ended for entry in entries):
             # Completed calls are missing from the entries, so only unfinished calls were dumped.
@@ -314,7 +314,7 @@ class _Reader:
     def groups(self, value: Any) -> dict[str, GroupConfig]:
         found = {}
         for key, config in self.mapping(value, "pg_config").items():
-            where = f"pg_config[{_shown(key)}]"
+            where = f"pg_config[{_format_value(key)}]"
             config = self.mapping(config, where)
             name = self.text(config.get("name", key), where + ".name")
             ranks = config.get("ranks", "[]")
@@ -333,7 +333,7 @@ class _Reader:
     def status(self, value: Any) -> dict[str, dict[str, int]]:
         found = {}
         for key, status in self.mapping(value, "pg_status").items():
-            where = f"pg_status[{_shown(key)}]"
+            where = f"pg_status[{_format_value(key)}]"
             status = self.mapping(status, where)
             found[str(key)] = {
                 str(name): self.numeral(number, f"{where}.{name}")
@@ -345,45 +345,45 @@ class _Reader:
     def entry(self, value: Any, where: str, index: int) -> Entry:
         entry = self.mapping(value, where)
 
-        def take(name: str, read: Callable[[Any, str], _Value], default: Any = None) -> _Value:
+        def read_field(name: str, read: Callable[[Any, str], _Value], default: Any = None) -> _Value:
             return read(entry.get(name, default), f"{where}.{name}")
 
-        def take_each(name: str, read: Callable[[Any, str], _Value]) -> list[_Value]:
+        def read_list(name: str, read: Callable[[Any, str], _Value]) -> list[_Value]:
             return [] if entry.get(name) is None else self.each(entry[name], f"{where}.{name}", read)
 
-        group = take("process_group", self.sequence)
+        group = read_field("process_group", self.sequence)
         if len(group) != 2:
             raise self.fail(where + ".process_group", "name and description", group)
-        op = take("profiling_name", self.text).split(":", 1)[-1]  # remove the backend prefix
+        op = read_field("profiling_name", self.text).split(":", 1)[-1]  # remove the backend prefix
         message = _MESSAGE.match(op)
-        source, target = _ends(message) if message else (-1, -1)
+        source, target = _message_ranks(message) if message else (-1, -1)
         return Entry(
             index=index,
-            record_id=take("record_id", self.integer, index),
+            record_id=read_field("record_id", self.integer, index),
             group=self.text(group[0], where + ".process_group[0]"),
             desc=self.text(group[1], where + ".process_group[1]"),
-            group_id=take("pg_id", self.integer, -1),
-            seq=take("collective_seq_id", self.integer, 0),
+            group_id=read_field("pg_id", self.integer, -1),
+            seq=read_field("collective_seq_id", self.integer, 0),
             is_p2p=bool(entry.get("is_p2p", message is not None)),
             op=message[1] if message else op.strip(),
             source=source,
             target=target,
-            inputs=take_each("input_sizes", self.shape),
-            outputs=take_each("output_sizes", self.shape),
-            input_dtypes=take_each("input_dtypes", self.text),
-            output_dtypes=take_each("output_dtypes", self.text),
-            state=take("state", self.text),
-            created_ns=take("time_created_ns", self.integer, 0),
-            started_ns=take("time_discovered_started_ns", self.time),
-            completed_ns=take("time_discovered_completed_ns", self.time),
-            ended_ns=take("time_ended_ns", self.time),
+            inputs=read_list("input_sizes", self.shape),
+            outputs=read_list("output_sizes", self.shape),
+            input_dtypes=read_list("input_dtypes", self.text),
+            output_dtypes=read_list("output_dtypes", self.text),
+            state=read_field("state", self.text),
+            created_ns=read_field("time_created_ns", self.integer, 0),
+            started_ns=read_field("time_discovered_started_ns", self.time),
+            completed_ns=read_field("time_discovered_completed_ns", self.time),
+            ended_ns=read_field("time_ended_ns", self.time),
             is_retired=bool(entry.get("retired", False)),
-            timeout_ms=None if entry.get("timeout_ms") is None else take("timeout_ms", self.integer),
+            timeout_ms=None if entry.get("timeout_ms") is None else read_field("timeout_ms", self.integer),
             error=self.text(entry.get("error") or "", where + ".error"),
-            frames=take_each("frames", self.frame),
+            frames=read_list("frames", self.frame),
         )
 
-def _ends(message: re.Match[str]) -> tuple[int, int]:
+def _message_ranks(message: re.Match[str]) -> tuple[int, int]:
     """Return source and target of "send 1->2", "recv 2<-1" or "wait_signal 2<-1"."""
-    left, right = (ANY_PEER if end == "?" or len(end) > 9 else int(end) for end in message.group(2, 3))
-    return (right, left) if message[1] in RECEIVES else (left, right)
+    first, second = (ANY_PEER if end == "?" or len(end) > 9 else int(end) for end in message.group(2, 3))
+    return (second, first) if message[1] in RECEIVES else (first, second)

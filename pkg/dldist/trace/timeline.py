@@ -51,8 +51,8 @@ class _Timeline:
         for group in self.case.groups:
             for seq in group.numbers():
                 entries = [(rank, calls[0]) for rank, calls in group.calls_of(seq).items()]
-                self.arrows(f"{entries[0][1].op} #{seq}", entries)
-            self.message_arrows(group)
+                self.add_arrows(f"{entries[0][1].op} #{seq}", entries)
+            self.add_message_arrows(group)
         return self.events
 
     def us(self, time_ns: int) -> float:
@@ -75,12 +75,12 @@ class _Timeline:
         for title, entries in tracks.items():
             lanes: list[int] = []  # end time of the last slice in each track
             first = tid + 1
-            for one in sorted((self.slice(rank, entry) for entry in entries), key=lambda one: (one.begin, one.end)):
-                lane = next((i for i, free in enumerate(lanes) if free <= one.begin), len(lanes))
-                lanes[lane : lane + 1] = [one.end]
-                one.tid = first + lane
-                self.slices[rank, one.entry.index] = one
-                self.draw(pid, one)
+            for slice_ in sorted((self.slice(rank, entry) for entry in entries), key=lambda slice_: (slice_.begin, slice_.end)):
+                lane = next((i for i, free in enumerate(lanes) if free <= slice_.begin), len(lanes))
+                lanes[lane : lane + 1] = [slice_.end]
+                slice_.tid = first + lane
+                self.slices[rank, slice_.entry.index] = slice_
+                self.add_slice(pid, slice_)
             for lane in range(len(lanes)):
                 tid += 1
                 self.meta(pid, tid, "thread_name", name=title + (f" ({lane + 1})" if lane else ""))
@@ -99,10 +99,10 @@ class _Timeline:
             end = self.end
         return _Slice(rank, entry, begin, max(end, begin + 1))
 
-    def draw(self, pid: int, one: _Slice) -> None:
-        entry = one.entry
+    def add_slice(self, pid: int, slice_: _Slice) -> None:
+        entry = slice_.entry
         name, kind = entry.label, "message" if entry.is_p2p else "collective"
-        event: Event = {"ph": "X", "pid": pid, "tid": one.tid, "ts": self.us(one.begin), "dur": (one.end - one.begin) / 1000}
+        event: Event = {"ph": "X", "pid": pid, "tid": slice_.tid, "ts": self.us(slice_.begin), "dur": (slice_.end - slice_.begin) / 1000}
         if not entry.is_ended:
             name, kind, event["cname"] = f"{name} (unfinished)", "unfinished", "terrible"
         elif not entry.is_completed:
@@ -110,44 +110,44 @@ class _Timeline:
         event.update(name=name, cat=kind, args=self.args(entry))
         self.events.append(event)
         if entry.started_ns is not None:
-            started = self.case.clocks.to_common(one.rank, entry.started_ns)
-            if one.begin < started < one.end:
-                running = {"ts": self.us(started), "dur": (one.end - started) / 1000, "name": "running", "cat": "running"}
-                self.events.append({"ph": "X", "pid": pid, "tid": one.tid, "args": {}, **running})
+            started = self.case.clocks.to_common(slice_.rank, entry.started_ns)
+            if slice_.begin < started < slice_.end:
+                running = {"ts": self.us(started), "dur": (slice_.end - started) / 1000, "name": "running", "cat": "running"}
+                self.events.append({"ph": "X", "pid": pid, "tid": slice_.tid, "args": {}, **running})
 
     def args(self, entry: Entry) -> dict[str, Any]:
-        found: dict[str, Any] = {"group": entry.group, "group_desc": entry.desc, "state": state_text(entry)}
+        arguments: dict[str, Any] = {"group": entry.group, "group_desc": entry.desc, "state": state_text(entry)}
         if not entry.is_p2p:
-            found["seq"] = entry.seq
-        found["operands"] = operands_text(entry)
-        found["input_sizes"], found["input_dtypes"] = entry.inputs, entry.input_dtypes
-        found["output_sizes"], found["output_dtypes"] = entry.outputs, entry.output_dtypes
-        found["call_site"] = self.case.sites.of(entry.frames)
-        found["record_id"] = entry.record_id
+            arguments["seq"] = entry.seq
+        arguments["operands"] = operands_text(entry)
+        arguments["input_sizes"], arguments["input_dtypes"] = entry.inputs, entry.input_dtypes
+        arguments["output_sizes"], arguments["output_dtypes"] = entry.outputs, entry.output_dtypes
+        arguments["call_site"] = self.case.sites.call_site(entry.frames)
+        arguments["record_id"] = entry.record_id
         if entry.frames:
-            found["stack"] = [f"{frame.file}:{frame.line} {frame.function}" for frame in entry.frames[:16]]
+            arguments["stack"] = [f"{frame.file}:{frame.line} {frame.function}" for frame in entry.frames[:16]]
         if entry.timeout_ms is not None:
-            found["timeout_ms"] = entry.timeout_ms
-        return found
+            arguments["timeout_ms"] = entry.timeout_ms
+        return arguments
 
-    def arrows(self, name: str, entries: list[tuple[int, Entry]]) -> None:
+    def add_arrows(self, name: str, entries: list[tuple[int, Entry]]) -> None:
         """Draw arrows from call to call, in order of time."""
-        ends = sorted((self.slices[rank, entry.index] for rank, entry in entries), key=lambda one: (one.begin, one.rank))
-        if len(ends) < 2:
+        slices = sorted((self.slices[rank, entry.index] for rank, entry in entries), key=lambda slice_: (slice_.begin, slice_.rank))
+        if len(slices) < 2:
             return
         self.flows += 1
-        for position, one in enumerate(ends):
-            phase = "s" if position == 0 else "f" if position == len(ends) - 1 else "t"
-            event = {"ph": phase, "id": self.flows, "pid": one.rank + 1, "tid": one.tid, "ts": self.us(one.begin)}
+        for position, slice_ in enumerate(slices):
+            phase = "s" if position == 0 else "f" if position == len(slices) - 1 else "t"
+            event = {"ph": phase, "id": self.flows, "pid": slice_.rank + 1, "tid": slice_.tid, "ts": self.us(slice_.begin)}
             event.update(name=name, cat="flow")
             if phase == "f":
                 event["bp"] = "e"
             self.events.append(event)
 
-    def message_arrows(self, group: Group) -> None:
+    def add_message_arrows(self, group: Group) -> None:
         sends, receives, _ = by_pair(group)
-        for ends, sent in sends.items():
-            if any(rank in self.case.dumps and self.case.dumps[rank].is_partial for rank in ends):
+        for ranks, sent in sends.items():
+            if any(rank in self.case.dumps and self.case.dumps[rank].is_partial for rank in ranks):
                 continue  # records are missing: messages cannot be paired
-            for send, receive in zip(sent, receives.get(ends, ())):
-                self.arrows(f"message {send.source}->{send.target}", [(ends[0], send), (ends[1], receive)])
+            for send, receive in zip(sent, receives.get(ranks, ())):
+                self.add_arrows(f"message {send.source}->{send.target}", [(ranks[0], send), (ranks[1], receive)])
