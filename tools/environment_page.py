@@ -112,12 +112,12 @@ def quoted(names):
 def values_of(setting):
     """Return the accepted values, with the default marked; unset may be a state of its own."""
     if setting.default in (None, "", (0, 0)):
-        return setting.kind.words
+        return setting.kind.description
     default = int(setting.default) if isinstance(setting.default, bool) else setting.default
     shown = f"`{default}`"
-    if shown in setting.kind.words:
-        return setting.kind.words.replace(shown, f"{shown} (default)")
-    return f"{setting.kind.words}, default {default}"
+    if shown in setting.kind.description:
+        return setting.kind.description.replace(shown, f"{shown} (default)")
+    return f"{setting.kind.description}, default {default}"
 
 
 def table(head, rows):

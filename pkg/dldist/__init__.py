@@ -44,7 +44,7 @@ def set_log_level(level: str) -> None:
     if level.lower() == "debug" or "dldist.c10d_logger" in _sys.modules:
         from dldist import c10d_logger
 
-        c10d_logger.watch_calls(level.lower() == "debug")
+        c10d_logger.wrap_calls(level.lower() == "debug")
 
 
 def _stop_threads() -> None:

@@ -23,36 +23,36 @@ _c10d_logger = logging.getLogger(__name__)
 
 def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Describe a call, and the group in its argument `group` or `process_group`."""
-    told = {"func_name": func_name}
+    fields = {"func_name": func_name}
     if not dldist.is_initialized():
-        return told
+        return fields
     group = kwargs.get("group") or kwargs.get("process_group")
-    told |= {"world_size": f"{dldist.get_world_size()}", "global_rank": f"{dldist.get_rank()}"}
+    fields |= {"world_size": f"{dldist.get_world_size()}", "global_rank": f"{dldist.get_rank()}"}
     world = distributed_c10d._world
     pg = world.default_pg if group is None else group
     if isinstance(pg, dldist.ProcessGroup) and pg in world.pg_map:
-        told |= {
+        fields |= {
             "pg_name": world.pg_names[pg],
             "backend": world.pg_map[pg][0],
             "group_size": f"{pg.size()}",
             "local_rank": f"{pg.rank()}",
         }
-        if told["backend"] == "nccl":
-            told["nccl_version"] = f"{library.info()['version']}"
-    return told
+        if fields["backend"] == "nccl":
+            fields["nccl_version"] = f"{library.info()['version']}"
+    return fields
 
 
-def _say(told: dict[str, Any]) -> None:
+def _log(fields: dict[str, Any]) -> None:
     if _c10d_logger.isEnabledFor(logging.DEBUG):
-        log.hand_on(_c10d_logger.makeRecord(_c10d_logger.name, logging.DEBUG, __file__, 0, str(told), (), None))
+        log.pass_to_handlers(_c10d_logger.makeRecord(_c10d_logger.name, logging.DEBUG, __file__, 0, str(fields), (), None))
 
 
 def _group_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        given = inspect.signature(func).bind_partial(*args, **kwargs).arguments
+        arguments = inspect.signature(func).bind_partial(*args, **kwargs).arguments
     except TypeError:
-        given = kwargs
-    return given.get("group", given.get("process_group"))
+        arguments = kwargs
+    return arguments.get("group", arguments.get("process_group"))
 
 
 # ---- wrapping calls
@@ -66,7 +66,7 @@ def _exception_logger(func: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return func(*args, **kwargs)
         except Exception as error:
-            _say({**_get_msg_dict(func.__name__, group=_group_of(func, args, kwargs)), "error": f"{error}"})
+            _log({**_get_msg_dict(func.__name__, group=_group_of(func, args, kwargs)), "error": f"{error}"})
             raise
 
     return wrapper
@@ -79,38 +79,38 @@ def _time_logger(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         result = func(*args, **kwargs)
-        _say({**_get_msg_dict(func.__name__), "seconds": time.perf_counter() - start})
+        _log({**_get_msg_dict(func.__name__), "seconds": time.perf_counter() - start})
         return result
 
     return wrapper
 
 
 _TIMED = ("init_process_group", "new_group", "split_group", "shrink_group", "destroy_process_group")
-_UNWATCHED = ("isend", "irecv")  # not wrapped, so that P2POp.op stays the same function
-_watched: dict[str, Any] = {}
+_NOT_WRAPPED = ("isend", "irecv")  # not wrapped, so that P2POp.op stays the same function
+_originals: dict[str, Any] = {}
 """The original functions of the wrapped calls."""
 
 
-def _calls() -> dict[str, Any]:
+def _calls_to_wrap() -> dict[str, Any]:
     """Return the calls that accept or create groups, by name."""
-    named = {name: getattr(distributed_c10d, name) for name in distributed_c10d.__all__ if name not in _UNWATCHED}
+    calls_by_name = {name: getattr(distributed_c10d, name) for name in distributed_c10d.__all__ if name not in _NOT_WRAPPED}
     modules = ("dldist._api.collectives", "dldist._api.objects", "dldist._api.p2p")
     return {
         name: call
-        for name, call in named.items()
+        for name, call in calls_by_name.items()
         if name in _TIMED
         or (inspect.isfunction(call) and call.__module__ in modules and "group" in inspect.signature(call).parameters)
     }
 
 
-def watch_calls(is_on: bool) -> None:
+def wrap_calls(is_on: bool) -> None:
     """Wrap the calls of dldist and dldist.distributed_c10d to log them, or unwrap the calls."""
-    if is_on == bool(_watched):
+    if is_on == bool(_originals):
         return
-    calls = _calls() if is_on else dict(_watched)
-    _watched.clear()
+    calls = _calls_to_wrap() if is_on else dict(_originals)
+    _originals.clear()
     if is_on:
-        _watched.update(calls)
+        _originals.update(calls)
         calls = {name: _exception_logger(_time_logger(call) if name in _TIMED else call) for name, call in calls.items()}
     for name, call in calls.items():
         setattr(dldist, name, call)

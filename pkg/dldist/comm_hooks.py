@@ -221,20 +221,20 @@ class _PowerSGDStep:
         self._others, self._other_results = [], []
         start = 0
         for shape in shapes:
-            place = slice(start, start + math.prod(shape))
-            before, after = self._gradient[place], self._approximation[place]
+            range_ = slice(start, start + math.prod(shape))
+            gradient, approximation = self._gradient[range_], self._approximation[range_]
             if self._state._is_compressed(shape):
-                self._matrices.append(before.reshape(_as_matrix(shape)))
-                self._results.append(after.reshape(_as_matrix(shape)))
+                self._matrices.append(gradient.reshape(_as_matrix(shape)))
+                self._results.append(approximation.reshape(_as_matrix(shape)))
             else:
-                self._others.append(before)
-                self._other_results.append(after)
-            start = place.stop
+                self._others.append(gradient)
+                self._other_results.append(approximation)
+            start = range_.stop
 
     def _right_factors(self) -> list[Any]:
-        known = self._state.right_factors.get(self._index, [])
-        if self._state.warm_start and [q.shape[0] for q in known] == [m.shape[1] for m in self._matrices]:
-            return known
+        saved_factors = self._state.right_factors.get(self._index, [])
+        if self._state.warm_start and [q.shape[0] for q in saved_factors] == [m.shape[1] for m in self._matrices]:
+            return saved_factors
         return self._state._new_right_factors(self._matrices)
 
     def _send_left(self) -> None:
@@ -248,20 +248,20 @@ class _PowerSGDStep:
         import numpy
 
         self._work.wait()
-        parts = _take_apart(self._left, self._shapes)
+        parts = _split_flat(self._left, self._shapes)
         lefts = [numpy.linalg.qr(left)[0] for left in parts[: len(self._matrices)]]
         rights = [matrix.T @ left for matrix, left in zip(self._matrices, lefts, strict=True)]
         sent = _join(rights, self._gradient.dtype)
         self._operations.all_reduce(sent, "avg")
-        rights = _take_apart(sent, [right.shape for right in rights])
+        rights = _split_flat(sent, [right.shape for right in rights])
         for result, left, right in zip(self._results, lefts, rights, strict=True):
             numpy.matmul(left, right.T, out=result)
         for result, part in zip(self._other_results, parts[len(self._matrices) :], strict=True):
             result[...] = part
-        self._keep(rights, len(self._left) + len(sent))
+        self._save_state(rights, len(self._left) + len(sent))
         return self._approximation
 
-    def _keep(self, rights: list[Any], sent_elements: int) -> None:
+    def _save_state(self, rights: list[Any], sent_elements: int) -> None:
         self._state.right_factors[self._index] = rights
         self._state.sent_elements += sent_elements
         self._state.whole_elements += len(self._gradient)
@@ -284,7 +284,7 @@ def _join(arrays: list[Any], dtype: Any) -> Any:
     return numpy.concatenate([array.ravel() for array in arrays]) if arrays else numpy.empty(0, dtype)
 
 
-def _take_apart(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+def _split_flat(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
     """Copy arrays of these shapes out of the flat array."""
     parts, start = [], 0
     for shape in shapes:

@@ -109,8 +109,8 @@ def default_path(rank: int | None = None) -> str:
 
 def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:
     """Return the recorded operations, oldest first, as dicts with PyTorch's keys."""
-    found: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
-    return found
+    records: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
+    return records
 
 
 def reset() -> None:
@@ -169,10 +169,10 @@ def _dump_fr_trace_file(
     backend: str = "gloo",
 ) -> None:
     """Pass the pickled records to the registered writer, or write them to the default path."""
-    _keep(_dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive), rank)
+    _store_dump(_dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive), rank)
 
 
-def _keep(dumped: bytes, rank: int) -> None:
+def _store_dump(dumped: bytes, rank: int) -> None:
     """Pass a dump to the registered writer. Without one, write it to the rank's default path."""
     if _writer is not None:
         _writer(dumped)

@@ -227,8 +227,8 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
         ValueError: The rendezvous tensor is not aligned for the elements, or too small.
     """
     itemsize = _core._describe_tensor(src, False)["itemsize"]
-    offset, rest = divmod(hdl.offset, itemsize)
-    if rest != 0:
+    offset, remainder = divmod(hdl.offset, itemsize)
+    if remainder != 0:
         raise _core.DistArgumentError(
             f"put_signal(): argument 'src' has elements of {itemsize} bytes, and the tensor of the rendezvous begins at byte {hdl.offset}"
         )
@@ -272,15 +272,15 @@ def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
         >>> symmetric_memory.get(array("i", [9] * 4), x, dist.group.WORLD, peer=0).tolist()
         [0, 0, 0, 0]
     """
-    theirs, ours = _core._describe_tensor(src, False), _core._describe_tensor(dst, True)
+    src_description, dst_description = _core._describe_tensor(src, False), _core._describe_tensor(dst, True)
     for name in ("dtype", "count"):
-        if theirs[name] != ours[name]:
-            raise _core.DistArgumentError(f"get(): the {name} of 'dst' is {ours[name]}, and that of 'src' {theirs[name]}")
-    if not (theirs["is_contiguous"] and ours["is_contiguous"]):
+        if src_description[name] != dst_description[name]:
+            raise _core.DistArgumentError(f"get(): the {name} of 'dst' is {dst_description[name]}, and that of 'src' {src_description[name]}")
+    if not (src_description["is_contiguous"] and dst_description["is_contiguous"]):
         raise _core.DistArgumentError("get(): arguments 'dst' and 'src' must be contiguous")
-    memory, place = symmetric.handle_of(_group("get", group), theirs["data"], theirs["count"] * theirs["itemsize"])
-    offset, rest = divmod(place, theirs["itemsize"])
-    if rest:
-        raise _core.DistArgumentError(f"get(): argument 'src' begins at byte {place} of its array, which is no whole number of elements")
+    memory, position = symmetric.handle_of(_group("get", group), src_description["data"], src_description["count"] * src_description["itemsize"])
+    offset, remainder = divmod(position, src_description["itemsize"])
+    if remainder:
+        raise _core.DistArgumentError(f"get(): argument 'src' begins at byte {position} of its array, which is no whole number of elements")
     memory.get(dst, peer, offset)
     return dst

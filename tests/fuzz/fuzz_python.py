@@ -98,7 +98,7 @@ def check_frame(data):
         if incoming.failure() or incoming.mismatch(SAFE) or is_large:
             return
         for index in range(incoming.rounds.start, min(incoming.rounds.stop, 64)):
-            place = incoming.place(index)
+            place = incoming.buffer_for(index)
             assert place.nbytes <= 2 * PLACED_BYTES
             piece, rest = rest[: place.nbytes], rest[place.nbytes :]
             place[: len(piece)] = piece

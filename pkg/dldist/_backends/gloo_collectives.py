@@ -9,7 +9,7 @@ from dldist import _core
 from dldist._backends import gloo_errors, sparse
 from dldist._backends.low_level import TensorCountError
 from dldist._base.options import timeout_of
-from dldist._base.works import FollowedWork
+from dldist._base.works import ChainedWork
 
 
 def run(backend: Any, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
@@ -39,7 +39,7 @@ def _copy_after(work: Any, sources: list[Any], targets: list[list[Any]], value: 
             _core._copy_tensors(each, sources)
 
     if work is not None:
-        return FollowedWork(work, copy, value)
+        return ChainedWork(work, copy, value)
     copy()
     return None
 

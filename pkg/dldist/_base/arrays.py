@@ -232,25 +232,25 @@ _BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryvie
 
 def family_of(x: Any, call: str) -> Family:
     """Return the family of the array x. If x is no array, raise a TypeError that names `call`."""
-    found = find_family(x)
-    if found is None:
+    family = find_family(x)
+    if family is None:
         raise TypeError(
             f"{call}(): argument 'x' must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
             f"from_dlpack, an array.array, bytes, a bytearray or a memoryview), not {type(x).__name__}"
         )
-    return found
+    return family
 
 
-_known: dict[type, Family] = {}  # cache: the family of each array class used so far
+_families: dict[type, Family] = {}  # cache: the family of each array class used so far
 
 
 def find_family(x: Any) -> Family | None:
     """Return the family of an array, or None if x is not an array."""
-    family = _known.get(type(x))
+    family = _families.get(type(x))
     if family is None:
-        family = _look_for_family(x)
+        family = _detect_family(x)
         if family is not None:
-            _known[type(x)] = family
+            _families[type(x)] = family
     return family
 
 
@@ -260,7 +260,7 @@ def source_of(x: Any) -> Any:
     return x if family is None else family.source(x)
 
 
-def _look_for_family(x: Any) -> Family | None:
+def _detect_family(x: Any) -> Family | None:
     for kind in type(x).__mro__:
         if kind in _BUILTIN:
             return _BUILTIN[kind]
@@ -310,7 +310,7 @@ def new_array(family: Family, x: Any, content: Any) -> Any:
     return family.finish(buffer, x)
 
 
-def written(family: Family, x: Any, content: Any) -> Any:
+def write_or_replace(family: Family, x: Any, content: Any) -> Any:
     """Copy the content into x and return x. If x is read-only, return a new array like x."""
     try:
         family.write(x, content)

@@ -30,22 +30,22 @@ def completed(arguments: Mapping[str, str], returns: str = "", raises: str = "")
 
 def _complete(call: Any, doc: str, arguments: Mapping[str, str], returns: str, raises: str) -> str:
     sections = doc.split("\n\n")
-    place = next(index for index, section in enumerate(sections) if section.lstrip().startswith("Args:"))
-    title, *rows = sections[place].split("\n")
+    args_index = next(index for index, section in enumerate(sections) if section.lstrip().startswith("Args:"))
+    title, *rows = sections[args_index].split("\n")
     margin = title.removesuffix("Args:")
-    texts = {name: f"\n{margin}    {name}: {text}" for name, text in arguments.items()} | _by_name(rows, margin + "    ")
+    texts = {name: f"\n{margin}    {name}: {text}" for name, text in arguments.items()} | _rows_by_name(rows, margin + "    ")
     code = call.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    sections[place] = title + "".join(texts[name] for name in names)
+    sections[args_index] = title + "".join(texts[name] for name in names)
     if returns and f"\n{margin}Returns:" not in doc:
-        sections.insert(place + 1, f"{margin}Returns:\n{margin}    {returns}")
+        sections.insert(args_index + 1, f"{margin}Returns:\n{margin}    {returns}")
     for index, section in enumerate(sections):
         if raises and section.startswith(f"{margin}Raises:"):
             sections[index] = f"{section}\n{margin}    {raises}"
     return "\n\n".join(sections) + "\n" + margin
 
 
-def _by_name(rows: list[str], margin: str) -> dict[str, str]:
+def _rows_by_name(rows: list[str], margin: str) -> dict[str, str]:
     """Map each parameter to its rows in a section, including continuation lines."""
     texts: dict[str, str] = {}
     name = ""

@@ -18,7 +18,7 @@ class Future:
     done, add_done_callback runs the callback.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_gate", "_is_done", "_lock", "_unwrap", "_value", "_work")
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_wait_lock", "_is_done", "_lock", "_unwrap", "_value", "_work")
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
@@ -26,7 +26,7 @@ class Future:
         self._value: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future], object]] = []
-        self._gate: Any = None
+        self._wait_lock: Any = None
         """A lock that is released when the future is done; the first waiting thread creates it."""
         self._work: _core.Work | None = None
         self._unwrap: Callable[[Any], object] | None = None
@@ -34,7 +34,7 @@ class Future:
     def done(self) -> bool:
         """Return True if the future has a value or an exception."""
         if self._work is not None and not self._is_done and self._work.is_completed():
-            self._take_from_work()
+            self._complete_from_work()
         return self._is_done
 
     def wait(self, timeout: Timeout | None = None) -> Any:
@@ -55,7 +55,7 @@ class Future:
                 except Exception:
                     if not self._work.is_completed():
                         raise
-                self._take_from_work()
+                self._complete_from_work()
             else:
                 self._wait(timeout)
         return self.value()
@@ -64,12 +64,12 @@ class Future:
         with self._lock:
             if self._is_done:
                 return
-            if self._gate is None:
-                self._gate = allocate_lock()
-                self._gate.acquire()
+            if self._wait_lock is None:
+                self._wait_lock = allocate_lock()
+                self._wait_lock.acquire()
         seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
-        if self._gate.acquire(True, seconds):
-            self._gate.release()  # wake the next waiting thread
+        if self._wait_lock.acquire(True, seconds):
+            self._wait_lock.release()  # wake the next waiting thread
         elif not self._is_done:
             raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
 
@@ -104,18 +104,18 @@ class Future:
         self._set(None, error)
 
     def _set(self, value: Any, error: BaseException | None) -> None:
-        if self._work is not None or not self._settle(value, error):
+        if self._work is not None or not self._complete(value, error):
             raise RuntimeError("the future already has its value, or will get it from a work")
 
-    def _settle(self, value: Any, error: BaseException | None) -> bool:
+    def _complete(self, value: Any, error: BaseException | None) -> bool:
         with self._lock:
             if self._is_done:
                 return False
             self._value, self._error = value, error
             self._is_done = True
             callbacks, self._callbacks = self._callbacks, []
-            if self._gate is not None:
-                self._gate.release()
+            if self._wait_lock is not None:
+                self._wait_lock.release()
         for callback in callbacks:
             _core._call_and_report(callback, self)
         return True
@@ -136,7 +136,7 @@ class Future:
         if is_done:
             _core._call_and_report(callback, self)
         elif self._work is not None and is_first:
-            self._work._watch(self._take_from_work)
+            self._work._watch(self._complete_from_work)
 
     def then(self, callback: Callable[[Future], object]) -> Future:
         """Return a future for the result of callback(self), which runs when this future is done."""
@@ -153,11 +153,11 @@ class Future:
         self.add_done_callback(run)
         return after
 
-    def _take_from_work(self) -> None:
+    def _complete_from_work(self) -> None:
         work = self._work
         assert work is not None
         error = work.exception()
-        self._settle(None if error is not None else work.result(), error)
+        self._complete(None if error is not None else work.result(), error)
 
 
 def seconds_of(timeout: Any) -> float:
@@ -202,7 +202,7 @@ def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
         if not done.done():
             done.set_result(None)
 
-    def tell() -> None:
+    def notify() -> None:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
@@ -210,7 +210,7 @@ def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
 
     def run() -> Generator[Any, None, list[Any]]:
         if not work.is_completed():
-            work._watch(tell)
+            work._watch(notify)
             yield from done
         return work.result()
 

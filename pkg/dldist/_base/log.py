@@ -39,27 +39,27 @@ def _start_thread() -> None:
 
 
 def _run() -> None:
-    me = threading.current_thread()
-    while _thread is me:
+    own_thread = threading.current_thread()
+    while _thread is own_thread:
         _emit(_core._take_log_record(3600.0))
 
 
 def _emit(record: tuple[str, float, int, str] | None) -> bool:
     if record is None:
         return False
-    level, created, lost, message = record
-    if lost:
-        message = f"[{lost} records lost] {message}"
+    level, created, nlost, message = record
+    if nlost:
+        message = f"[{nlost} records lost] {message}"
     if global_rank is not None:
         message = f"[rank{global_rank}]: {message}"
     entry = _logger.makeRecord(_logger.name, _LEVELS[level], "dldist", 0, message, (), None)
     entry.created = created
     entry.msecs = int(created % 1 * 1000)
-    hand_on(entry)
+    pass_to_handlers(entry)
     return True
 
 
-def hand_on(entry: logging.LogRecord) -> None:
+def pass_to_handlers(entry: logging.LogRecord) -> None:
     """Pass a record to the handlers of its logger, or to stderr if there are none."""
     logger = logging.getLogger(entry.name)
     try:

@@ -48,40 +48,40 @@ def start(rank: int) -> None:
     with _lock:
         if _is_started:
             return
-        said = settings.of_failures()
-        _core._monitor_open(*_options(said, rank))
+        failure_settings = settings.failure_settings()
+        _core._monitor_open(*_options(failure_settings, rank))
         number = dump_signal()
         if number:
             # The default signal is used only if the program has no handler for it.
-            _core._monitor_on_signal(number, not said.dump_signal)
+            _core._monitor_on_signal(number, not failure_settings.dump_signal)
         _thread.start_new_thread(_core._monitor_run, ())  # takes 1/5 of threading.Thread's time
         _is_started = True
 
 
-def _options(said: SimpleNamespace, rank: int) -> tuple[int | str, ...]:
-    is_json = said.dump_format == "json"
+def _options(failure_settings: SimpleNamespace, rank: int) -> tuple[int | str, ...]:
+    is_json = failure_settings.dump_format == "json"
     return (
-        said.coord_check_ms,
-        said.dump_timeout_ms,
-        said.heartbeat_timeout_s,
-        _dumping(said),
-        said.propagate_error,
-        said.desync_debug or _is_detailed(),
-        said.extra_dump_on_exec,
+        failure_settings.coord_check_ms,
+        failure_settings.dump_timeout_ms,
+        failure_settings.heartbeat_timeout_s,
+        _dump_mode(failure_settings),
+        failure_settings.propagate_error,
+        failure_settings.desync_debug or _is_detailed(),
+        failure_settings.extra_dump_on_exec,
         is_json,
-        said.include_stacks,
-        said.only_active,
+        failure_settings.include_stacks,
+        failure_settings.only_active,
         settings.dump_prefix() + str(rank) + (".json" if is_json else ""),
-        f"{said.dump_pipe}{rank}.pipe" if said.dump_pipe else "",
-        said.enable_monitoring,
-        said.async_error_handling in (1, 3),
+        f"{failure_settings.dump_pipe}{rank}.pipe" if failure_settings.dump_pipe else "",
+        failure_settings.enable_monitoring,
+        failure_settings.async_error_handling in (1, 3),
     )
 
 
-def _dumping(said: SimpleNamespace) -> int:
-    if said.dump_on_timeout is not None:
-        return _DUMPING_ON if said.dump_on_timeout else _DUMPING_OFF
-    return _DUMPING_ON if said.dump_file else _DUMPING_DEVICES
+def _dump_mode(failure_settings: SimpleNamespace) -> int:
+    if failure_settings.dump_on_timeout is not None:
+        return _DUMPING_ON if failure_settings.dump_on_timeout else _DUMPING_OFF
+    return _DUMPING_ON if failure_settings.dump_file else _DUMPING_DEVICES
 
 
 def _is_detailed() -> bool:
@@ -91,11 +91,11 @@ def _is_detailed() -> bool:
 def dump_signal() -> int:
     """Return the number of the signal for dumps: DLDIST_DUMP_SIGNAL, or SIGUSR2; 0 for none."""
     name = settings.value("dump_signal")
-    wanted = name.upper() or "SIGUSR2"
-    if wanted == "NONE":
+    signal_name = name.upper() or "SIGUSR2"
+    if signal_name == "NONE":
         return 0
-    is_name = wanted.startswith("SIG") and not wanted.startswith("SIG_")
-    number = int(wanted) if wanted.isdecimal() else getattr(_signal, wanted, None) if is_name else None
+    is_name = signal_name.startswith("SIG") and not signal_name.startswith("SIG_")
+    number = int(signal_name) if signal_name.isdecimal() else getattr(_signal, signal_name, None) if is_name else None
     if number and (number not in _signal.valid_signals() or number in (_signal.SIGKILL, _signal.SIGSTOP)):
         number = None
     if not isinstance(number, int):

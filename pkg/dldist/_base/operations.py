@@ -57,13 +57,13 @@ class Operation:
         for name, value in named.items():
             if name not in self.parameters:
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
-            place = self.parameters.index(name)
-            if place < len(args):
+            index = self.parameters.index(name)
+            if index < len(args):
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
-            values[place] = value
-        for place in range(self.nrequired):
-            if place >= len(args) and self.parameters[place] not in named:
-                raise TypeError(f"{self.name}() missing required argument {self.parameters[place]!r}")
+            values[index] = value
+        for index in range(self.nrequired):
+            if index >= len(args) and self.parameters[index] not in named:
+                raise TypeError(f"{self.name}() missing required argument {self.parameters[index]!r}")
         return values
 
     def tensors(self, values: list[Any]) -> tuple[Any, Any]:

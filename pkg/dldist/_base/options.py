@@ -106,10 +106,10 @@ def set_debug_level(level: DebugLevel) -> None:
 
 def set_debug_level_from_env() -> None:
     """Set the debug level from TORCH_DISTRIBUTED_DEBUG; OFF if it is unset or empty."""
-    said = os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
-    level = DebugLevel.__members__.get(said.upper())
+    text = os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
+    level = DebugLevel.__members__.get(text.upper())
     if level is None:
-        raise ValueError(f"The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL. It is {said!r}.")
+        raise ValueError(f"The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL. It is {text!r}.")
     set_debug_level(level)
 
 
@@ -205,8 +205,8 @@ class _Options(Checked):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        said = (f"{name}={getattr(self, name)!r}" for name in dir(self) if not name.startswith("_"))
-        return f"{type(self).__name__}({', '.join(said)})"
+        fields = (f"{name}={getattr(self, name)!r}" for name in dir(self) if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(fields)})"
 
 
 class _OptionsWithOp(_Options):

@@ -19,20 +19,20 @@ from dldist import _core
 
 
 class Kind:
-    """How to parse a variable. `wanted` describes valid values; empty for torch's error."""
+    """How to parse a variable. `expected` describes valid values; empty for torch's error."""
 
-    __slots__ = ("parse", "wanted", "words")
+    __slots__ = ("description", "expected", "parse")
 
-    def __init__(self, words: str, parse: Callable[[str], Any], wanted: str = "") -> None:
-        self.words = words
+    def __init__(self, description: str, parse: Callable[[str], Any], expected: str = "") -> None:
+        self.description = description
         """The values, as shown in docs/environment.md."""
         self.parse = parse
         """A function that raises ValueError if the text is invalid."""
-        self.wanted = wanted
+        self.expected = expected
 
     def error(self, name: str, text: str) -> ValueError:
-        if self.wanted:
-            return ValueError(f"{name} must be {self.wanted}, not {text!r}")
+        if self.expected:
+            return ValueError(f"{name} must be {self.expected}, not {text!r}")
         # torch.distributed's error text. DistArgumentError is also a RuntimeError, as in torch.
         return _core.DistArgumentError(f"Invalid value for environment variable: {name} ({text!r})")
 
@@ -41,28 +41,28 @@ _YES = ("y", "yes", "1", "t", "true")
 _NO = ("n", "no", "0", "f", "false")
 
 
-def _text(words: str) -> Kind:
-    return Kind(words, str)
+def _text(description: str) -> Kind:
+    return Kind(description, str)
 
 
-def _number(least: int, most: int = 2**31 - 1, wanted: str = "") -> Kind:
+def _number(minimum: int, maximum: int = 2**31 - 1, expected: str = "") -> Kind:
     def parse(text: str) -> int:
         value = int(text)
-        if not least <= value <= most:
+        if not minimum <= value <= maximum:
             raise ValueError
         return value
 
-    return Kind(f"{least} or more" if most == 2**31 - 1 else f"{least} to {most}", parse, wanted)
+    return Kind(f"{minimum} or more" if maximum == 2**31 - 1 else f"{minimum} to {maximum}", parse, expected)
 
 
-def _one_of(*values: str, wanted: str = "") -> Kind:
+def _one_of(*values: str, expected: str = "") -> Kind:
     def parse(text: str) -> str:
-        said = text.strip().lower()
-        if said not in values:
+        text = text.strip().lower()
+        if text not in values:
             raise ValueError
-        return said
+        return text
 
-    return Kind(", ".join(f"`{value}`" for value in values), parse, wanted)
+    return Kind(", ".join(f"`{value}`" for value in values), parse, expected)
 
 
 def _parse_flag(text: str) -> bool:
@@ -72,10 +72,10 @@ def _parse_flag(text: str) -> bool:
 
 
 def _parse_truth(text: str) -> bool:
-    said = text.strip().lower()
-    if said not in _YES + _NO:
+    text = text.strip().lower()
+    if text not in _YES + _NO:
         raise ValueError
-    return said in _YES
+    return text in _YES
 
 
 def _parse_ports(text: str) -> tuple[int, int]:
@@ -145,7 +145,7 @@ PROGRAM = (
             "Number of TCP connections that a pair of processes uses for large messages."),
     Setting("congestion", ("DLDIST_TCP_CONGESTION",), _text("such as `bbr`"), "",
             "Congestion control of the TCP connections of groups. Unset: the system's default."),
-    Setting("waiting", ("DLDIST_WAIT",), _one_of(*WAITING, wanted='"adaptive", "poll" or "sleep"'), "adaptive",
+    Setting("waiting", ("DLDIST_WAIT",), _one_of(*WAITING, expected='"adaptive", "poll" or "sleep"'), "adaptive",
             "How calls of groups wait for other ranks. `adaptive` polls for up to a millisecond, or less if recent waits took longer "
             "than that, and then sleeps until it is woken. A thread that waits for a rank that last ran on the same CPU yields that "
             "CPU; the affinity of threads is never changed. `poll` polls until the deadline and never sleeps: use it if every rank "
@@ -155,9 +155,9 @@ PROGRAM = (
             "The algorithm to use for each named collective, instead of the choice by size. `flat` disables the shared-memory "
             "algorithms and the hierarchy. Must be the same on all ranks. An unknown name is an error that lists the valid names."),
     Setting("records", ("DLDIST_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
-            _number(0, wanted="a number, 0 or more"), 2000,
+            _number(0, expected="a number, 0 or more"), 2000,
             "Number of operations that the flight recorder keeps; 0 turns it off."),
-    Setting("frames", ("DLDIST_FR_STACK_DEPTH",), _number(0, wanted="a number, 0 or more"), 4,
+    Setting("frames", ("DLDIST_FR_STACK_DEPTH",), _number(0, expected="a number, 0 or more"), 4,
             f"Number of Python stack frames that the flight recorder keeps of each caller, at most {_MAX_FRAMES}; 0: none."),
     Setting("worker_server_socket", ("DLDIST_WORKER_SERVER_SOCKET", "TORCH_WORKER_SERVER_SOCKET"), _PATH, "",
             "Path of the Unix socket that `dldist.control.worker_main` creates for the worker's server "
@@ -282,10 +282,10 @@ _PREFIXES = ("DLDIST_", "TORCH_", "NCCL_")
 _warned: set[str] = set()
 
 
-def _warn_old(name: str, better: str) -> None:
+def _warn_old(name: str, replacement: str) -> None:
     if name not in _warned:
         _warned.add(name)
-        warnings.warn(f"Environment variable {name} is deprecated; use {better} instead", FutureWarning, stacklevel=4)
+        warnings.warn(f"Environment variable {name} is deprecated; use {replacement} instead", FutureWarning, stacklevel=4)
 
 
 def _read(setting: Setting, environ: Mapping[str, str]) -> Any:
@@ -309,11 +309,11 @@ def value(attribute: str) -> Any:
 
 # ---- the secret: a rank removes it from its environment, as most child processes are not ranks
 
-_taken: dict[str, str] = {}
+_secrets_taken: dict[str, str] = {}
 """Secrets that were removed from the environment, by the text that replaced them there."""
 
 
-def _taken_by(pid: int) -> str:
+def _taken_text(pid: int) -> str:
     return f"(taken by process {pid})"
 
 
@@ -323,23 +323,23 @@ def secret() -> bytes:
     Raises DistArgumentError if the secret was taken by a rank that is neither this process nor one
     that it was forked from.
     """
-    said = value("secret")
-    if said.startswith("(taken by process ") and said not in _taken:
+    text = value("secret")
+    if text.startswith("(taken by process ") and text not in _secrets_taken:
         raise _core.DistArgumentError(
-            f"DLDIST_SECRET is {said}, which is a rank and has started this process: the secret of a job is for its ranks. "
+            f"DLDIST_SECRET is {text}, which is a rank and has started this process: the secret of a job is for its ranks. "
             "Set DLDIST_SECRET for processes that are to be ranks, too (the rank has it in dldist._base.settings.secret())"
         )
-    return os.fsencode(_taken.get(said, said))
+    return os.fsencode(_secrets_taken.get(text, text))
 
 
 def take_secret() -> bytes:
     """Return the secret and remove it from the environment, in a process that becomes a rank."""
-    found = secret()
-    if found:
-        mark = _taken_by(os.getpid())
-        _taken[mark] = os.fsdecode(found)
-        os.environ["DLDIST_SECRET"] = mark
-    return found
+    current_secret = secret()
+    if current_secret:
+        replacement = _taken_text(os.getpid())
+        _secrets_taken[replacement] = os.fsdecode(current_secret)
+        os.environ["DLDIST_SECRET"] = replacement
+    return current_secret
 
 
 def is_encrypted() -> bool:
@@ -347,11 +347,11 @@ def is_encrypted() -> bool:
     return bool(value("encryption") == "on")
 
 
-def of_failures() -> SimpleNamespace:
+def failure_settings() -> SimpleNamespace:
     """Read the settings about failures, dumps and NCCL groups, as attributes of the result."""
     # Scan the environment once: a lookup for each variable would take three times as long.
-    given = {name: os.environ[name] for name in os.environ if name.startswith(_PREFIXES)}
-    return SimpleNamespace(**{setting.attribute: _read(setting, given) for setting in FAILURES})
+    variables = {name: os.environ[name] for name in os.environ if name.startswith(_PREFIXES)}
+    return SimpleNamespace(**{setting.attribute: _read(setting, variables) for setting in FAILURES})
 
 
 def connection() -> tuple[str, int, int, bool, int, str, bytes, bool, int]:

@@ -97,36 +97,36 @@ class PythonCallbackWork(FutureWork):
         try:
             has_ended = bool(self._callback(_limit(timeout)))
         except Exception as error:
-            self._future._settle(None, error)
+            self._future._complete(None, error)
             raise
         if has_ended:
-            self._future._settle([], None)
+            self._future._complete([], None)
         return has_ended
 
     def is_success(self) -> bool:
         return self._future.exception() is None
 
 
-class FollowedWork(FutureWork):
-    """A work that calls `follow` once another work has succeeded. Its result is `value`."""
+class ChainedWork(FutureWork):
+    """A work that calls `next_call` once another work has succeeded. Its result is `value`."""
 
-    def __init__(self, work: _core.Work, follow: Callable[[], object], value: Any) -> None:
-        self._before = work.get_future()
-        super().__init__(self._before.then(lambda before: self._followed(before, follow, value)))
+    def __init__(self, work: _core.Work, next_call: Callable[[], object], value: Any) -> None:
+        self._first_future = work.get_future()
+        super().__init__(self._first_future.then(lambda first: self._run_next(first, next_call, value)))
         self._work = work
 
     @staticmethod
-    def _followed(before: Future, follow: Callable[[], object], value: Any) -> Any:
-        before.value()  # raises the operation's error if it failed
-        follow()
+    def _run_next(first: Future, next_call: Callable[[], object], value: Any) -> Any:
+        first.value()  # raises the operation's error if it failed
+        next_call()
         return value
 
     def wait(self, timeout: Any = None) -> bool:
-        self._before.wait(_limit(timeout).total_seconds() or None)
+        self._first_future.wait(_limit(timeout).total_seconds() or None)
         return super().wait()
 
     def is_completed(self) -> bool:
-        return self._before.done() and super().is_completed()
+        return self._first_future.done() and super().is_completed()
 
     def _get_duration(self) -> float:
         return self._work._get_duration()

@@ -32,7 +32,7 @@ _DTYPES: dict[str, tuple[int, Any]] = {
     "complex64": (8, None),
     "complex128": (16, None),
 }
-_OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MAX_DIMS = 64
 
 
@@ -113,11 +113,11 @@ def _describe_buffer(obj: Any) -> Array | None:
     except (TypeError, BufferError):
         return None
     try:
-        said = _core._describe_tensor(obj, False)
+        description = _core._describe_tensor(obj, False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"is a {type(obj).__name__} that cannot be sent ({error})") from error
     raw = PickleBuffer(view).raw() if view.c_contiguous else memoryview(view.tobytes())
-    return Array(OTHER, said["dtype"], said["shape"], raw)
+    return Array(OTHER, description["dtype"], description["shape"], raw)
 
 
 def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
@@ -143,12 +143,12 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
         return array[()] if library == NUMPY_SCALAR else array
     if hasattr(torch, dtype):
         return _make_torch(torch, dtype, shape, raw)
-    _, form = _DTYPES[dtype]
-    if form is None:
+    _, format_code = _DTYPES[dtype]
+    if format_code is None:
         raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
-    flat = raw.cast(form)
+    flat = raw.cast(format_code)
     # cast() cannot make a memoryview with dimensions of size 0.
-    return flat.cast("B").cast(form, shape) if raw.nbytes else flat
+    return flat.cast("B").cast(format_code, shape) if raw.nbytes else flat
 
 
 def _make_torch(torch: Any, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
@@ -161,7 +161,7 @@ def _find_numpy_dtype(name: str) -> Any:
     try:
         import numpy
 
-        if name not in _OF_ML_DTYPES:
+        if name not in _ML_DTYPES:
             return numpy.dtype(name)
         import ml_dtypes
     except ImportError:

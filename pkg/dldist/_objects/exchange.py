@@ -42,41 +42,41 @@ class Exchange:
         """Gather the objects of all ranks on the root, or on all ranks if root is None."""
         outgoing = Outgoing(obj, self._serializer)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
-        self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._left())
-        incoming = self._incoming(prefixes, [outgoing], has_company=False)
-        is_for_us = root is None or root == self.rank
+        self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._remaining_timeout())
+        incoming = self._incoming(prefixes, [outgoing], has_other_objects=False)
+        is_receiver = root is None or root == self.rank
         for index in cover(incoming):
-            places = [each.place(index) for each in incoming] if is_for_us else None
+            buffers = [each.buffer_for(index) for each in incoming] if is_receiver else None
             if root is None:
-                self._group.all_gather(places, outgoing.piece(index), **self._left())
+                self._group.all_gather(buffers, outgoing.piece(index), **self._remaining_timeout())
             else:
-                self._group.gather(outgoing.piece(index), places, root, **self._left())
-        return self._read_all(incoming) if is_for_us else None
+                self._group.gather(outgoing.piece(index), buffers, root, **self._remaining_timeout())
+        return self._read_all(incoming) if is_receiver else None
 
     def broadcast(self, obj: Any, root: int) -> Any:
         if self.rank == root:
             outgoing = Outgoing(obj, self._serializer)
-            self._group.broadcast(outgoing.prefix(outgoing.rounds), root, **self._left())
+            self._group.broadcast(outgoing.prefix(outgoing.rounds), root, **self._remaining_timeout())
             for index in outgoing.rounds:
-                self._group.broadcast(outgoing.piece(index), root, **self._left())
+                self._group.broadcast(outgoing.piece(index), root, **self._remaining_timeout())
             _raise_first([outgoing.error])
             return obj
         prefix = bytearray(PREFIX_BYTES)
-        self._group.broadcast(prefix, root, **self._left())
+        self._group.broadcast(prefix, root, **self._remaining_timeout())
         incoming = Incoming(memoryview(prefix), root, self._name)
         for index in incoming.rounds:
-            self._group.broadcast(incoming.place(index), root, **self._left())
+            self._group.broadcast(incoming.buffer_for(index), root, **self._remaining_timeout())
         return self._read(incoming)
 
     def scatter(self, objs: Any, root: int) -> Any:
         outgoing = self._outgoing(objs) if self.rank == root else []
         prefix = bytearray(PREFIX_BYTES)
         prefixes = [each.prefix(cover(outgoing)) for each in outgoing] or None
-        self._group.scatter(prefix, prefixes, root, **self._left())
-        incoming = Incoming(memoryview(prefix), root, self._name, has_company=True)
+        self._group.scatter(prefix, prefixes, root, **self._remaining_timeout())
+        incoming = Incoming(memoryview(prefix), root, self._name, has_other_objects=True)
         for index in incoming.rounds:
             pieces = [each.piece(index) for each in outgoing] or None
-            self._group.scatter(incoming.place(index), pieces, root, **self._left())
+            self._group.scatter(incoming.buffer_for(index), pieces, root, **self._remaining_timeout())
         _raise_first(each.error for each in outgoing)
         return self._read(incoming)
 
@@ -84,26 +84,26 @@ class Exchange:
         outgoing = self._outgoing(objs)
         rounds = cover(outgoing)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
-        self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._left())
-        incoming = self._incoming(prefixes, outgoing, has_company=True)
+        self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._remaining_timeout())
+        incoming = self._incoming(prefixes, outgoing, has_other_objects=True)
         for index in cover(incoming):
-            places = [each.place(index) for each in incoming]
-            self._group.all_to_all(places, [each.piece(index) for each in outgoing], **self._left())
+            buffers = [each.buffer_for(index) for each in incoming]
+            self._group.all_to_all(buffers, [each.piece(index) for each in outgoing], **self._remaining_timeout())
         return self._read_all(incoming)
 
     def send(self, obj: Any, dst: int, tag: int) -> None:
         outgoing = Outgoing(obj, self._serializer)
-        self._group.send(outgoing.prefix(outgoing.rounds), dst, tag, **self._left())
+        self._group.send(outgoing.prefix(outgoing.rounds), dst, tag, **self._remaining_timeout())
         for index in outgoing.rounds:
-            self._group.send(outgoing.piece(index), dst, tag, **self._left())
+            self._group.send(outgoing.piece(index), dst, tag, **self._remaining_timeout())
         _raise_first([outgoing.error])
 
     def recv(self, src: int | None, tag: int) -> tuple[Any, int]:
         prefix = bytearray(PREFIX_BYTES)
-        source = self._group.recv(prefix, src, tag, **self._left())
+        source = self._group.recv(prefix, src, tag, **self._remaining_timeout())
         incoming = Incoming(memoryview(prefix), source, self._name)
         for index in incoming.rounds:
-            self._group.recv(incoming.place(index), source, tag, **self._left())
+            self._group.recv(incoming.buffer_for(index), source, tag, **self._remaining_timeout())
         return self._read(incoming), source
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
@@ -115,17 +115,17 @@ class Exchange:
         elif isinstance(objs, Refusal):
             error = objs.error
         else:
-            given = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"
-            error = ValueError(f"{self._name}(): a list of {size} objects is needed, one for each rank, not {given}")
+            description = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"
+            error = ValueError(f"{self._name}(): a list of {size} objects is needed, one for each rank, not {description}")
         if error is not None:
             outgoing = [Outgoing(Refusal(error), self._serializer)] * size
         return outgoing
 
-    def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_company: bool) -> list[Incoming]:
+    def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_other_objects: bool) -> list[Incoming]:
         """Parse the prefixes of all ranks. An error is raised here, on all ranks."""
         view = memoryview(prefixes)
         starts = range(0, len(view), PREFIX_BYTES)
-        incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_company) for rank, start in enumerate(starts)]
+        incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_other_objects) for rank, start in enumerate(starts)]
         _raise_first(each.error for each in outgoing)
         self._check(incoming)
         return incoming
@@ -141,7 +141,7 @@ class Exchange:
     def _read_all(self, incoming: list[Incoming]) -> list[Any]:
         return [each.read(self._serializer) for each in incoming]
 
-    def _left(self) -> dict[str, float]:
+    def _remaining_timeout(self) -> dict[str, float]:
         """Return the next operation's timeout: the call's remaining time, or the group's."""
         # If no time is left, let the operation time out, because its error names the late ranks.
         return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}

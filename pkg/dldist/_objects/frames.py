@@ -29,7 +29,7 @@ _PREFIX = struct.Struct("<4sBBxBIIQQ")
 _MAGIC = b"dlob"
 _VERSION = 1
 _FAILED = 0  # number of no serializer: no object follows; the head is the reason
-_ROOM = PREFIX_BYTES - _PREFIX.size
+_INLINE_BYTES = PREFIX_BYTES - _PREFIX.size
 ROUNDS_MAX = 1 << 20
 """Maximum number of an object's buffers, as receivers wait for all: 64 GiB of the smallest."""
 
@@ -73,8 +73,8 @@ class Outgoing:
         """Return the prefix. `rounds` is the range of rounds of all objects in the same call."""
         nbytes = sum(buffer.nbytes for buffer in self._buffers)
         fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes)
-        inline = bytes(self._head) if len(self._head) <= _ROOM else b""
-        return (_PREFIX.pack(*fields) + inline).ljust(PREFIX_BYTES, b"\0")
+        inline_head = bytes(self._head) if len(self._head) <= _INLINE_BYTES else b""
+        return (_PREFIX.pack(*fields) + inline_head).ljust(PREFIX_BYTES, b"\0")
 
     def piece(self, index: int) -> memoryview:
         """Return the bytes to send in a round; empty in a round that only other objects need."""
@@ -84,7 +84,7 @@ class Outgoing:
 
 
 def _rounds_of(head_bytes: int, buffer_count: int) -> range:
-    return range(1 if head_bytes <= _ROOM else 0, 1 + buffer_count)
+    return range(1 if head_bytes <= _INLINE_BYTES else 0, 1 + buffer_count)
 
 
 def cover(frames: Sequence[Outgoing | Incoming]) -> range:
@@ -99,17 +99,17 @@ def _describe(error: Exception) -> bytes:
     except Exception:  # any error of __str__, because the other ranks wait for the reason
         text = f"{name}, whose text could not be made"
     # errors="ignore" drops a character that the limit has cut.
-    return text.encode("utf-8", "replace")[:_ROOM].decode("utf-8", "ignore").encode()
+    return text.encode("utf-8", "replace")[:_INLINE_BYTES].decode("utf-8", "ignore").encode()
 
 
 class Incoming:
     """An object to receive from `rank`. Every field of the object's prefix is checked before use.
 
-    `has_company`: the sender sends other objects in the same rounds, which may need more."""
+    `has_other_objects`: the sender sends other objects in the same rounds, which may need more."""
 
-    __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own", "number", "rank", "rounds")
+    __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own_rounds", "number", "rank", "rounds")
 
-    def __init__(self, prefix: memoryview, rank: int, call: str, has_company: bool = False) -> None:
+    def __init__(self, prefix: memoryview, rank: int, call: str, has_other_objects: bool = False) -> None:
         self.rank = rank
         self._call = call
         fields = _PREFIX.unpack_from(prefix)
@@ -120,24 +120,24 @@ class Incoming:
         if nbytes > _memory_limit():
             raise self._error(f"announces an object of {nbytes} bytes, more than this machine has memory")
         self.rounds = range(first, stop)
-        self._own = _rounds_of(self._head_bytes, self._count)
+        self._own_rounds = _rounds_of(self._head_bytes, self._count)
         is_large_enough = 8 * self._count <= self._head_bytes and codec.IN_BAND_BYTES * self._count <= self._buffer_bytes
-        if not is_large_enough or not self._is_right(has_company):
+        if not is_large_enough or not self._has_valid_rounds(has_other_objects):
             raise self._error("sent a malformed object: its sizes contradict each other")
         self._buffers: list[memoryview] = []
-        self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own.start else None
+        self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own_rounds.start else None
 
-    def _is_right(self, has_company: bool) -> bool:
+    def _has_valid_rounds(self, has_other_objects: bool) -> bool:
         """True if the rounds match the sizes. A peer could otherwise force many empty rounds."""
-        if not has_company:
-            return self.rounds == self._own
-        return self.rounds.start <= self._own.start and self._own.stop <= self.rounds.stop <= ROUNDS_MAX + 1
+        if not has_other_objects:
+            return self.rounds == self._own_rounds
+        return self.rounds.start <= self._own_rounds.start and self._own_rounds.stop <= self.rounds.stop <= ROUNDS_MAX + 1
 
     def failure(self) -> DistError | None:
         """Return an error with the reason why the sender sent no object; None if it sent one."""
         if self.number != _FAILED:
             return None
-        reason = bytes((self._head or b"")[:_ROOM]).decode("utf-8", "replace")
+        reason = bytes((self._head or b"")[:_INLINE_BYTES]).decode("utf-8", "replace")
         return self._error(f"could not send its object: {reason}")
 
     def mismatch(self, serializer: Any) -> DistError | None:
@@ -145,14 +145,14 @@ class Incoming:
         if self.number == serializer.number:
             return None
         names = {codec.find(name).number: name for name in codec.MODULES}
-        theirs = repr(names.get(self.number, f"number {self.number}"))
+        sender_serializer = repr(names.get(self.number, f"number {self.number}"))
         return self._error(
-            f"uses serializer={theirs}, and this rank serializer={serializer.name!r}: nothing was decoded", DistMismatchError
+            f"uses serializer={sender_serializer}, and this rank serializer={serializer.name!r}: nothing was decoded", DistMismatchError
         )
 
-    def place(self, index: int) -> memoryview:
+    def buffer_for(self, index: int) -> memoryview:
         """Return memory, maybe empty, to receive a round's piece. Call once per round, in order."""
-        if index not in self._own:
+        if index not in self._own_rounds:
             return memoryview(bytearray())
         if index == 0:
             self._head = codec.new_buffer(self._head_bytes)

@@ -47,8 +47,8 @@ def _pickler_by_value() -> Any:
 
     class Pickler(module.Pickler):  # type: ignore[misc, name-defined, unused-ignore]
         def reducer_override(self, obj: Any) -> Any:
-            found = _reduce_array(obj)
-            return super().reducer_override(obj) if found is NotImplemented else found
+            reduced = _reduce_array(obj)
+            return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     return Pickler
 

@@ -22,11 +22,11 @@ def has_importable_main() -> bool:
     return getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
 
 
-def is_importable(thing: Any) -> bool:
+def is_importable(obj: Any) -> bool:
     """True if a new interpreter can import this object, or it is not a function or class."""
-    if getattr(thing, "__module__", None) == "__main__" and not has_importable_main():
+    if getattr(obj, "__module__", None) == "__main__" and not has_importable_main():
         return False
-    return "<" not in getattr(thing, "__qualname__", "")
+    return "<" not in getattr(obj, "__qualname__", "")
 
 
 def cloudpickle() -> Any:
@@ -38,31 +38,31 @@ def cloudpickle() -> Any:
     return module
 
 
-def dumps(thing: object) -> bytes:
+def dumps(obj: object) -> bytes:
     """Pickle a call. Parts that cannot be imported need cloudpickle; without it, raise an error."""
     if (module := cloudpickle()) is not None:
-        return bytes(module.dumps(thing))
+        return bytes(module.dumps(obj))
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(thing)
+    _Pickler(buffer).dump(obj)
     return buffer.getvalue()
 
 
-def dumps_object(thing: object) -> bytes:
+def dumps_object(obj: object) -> bytes:
     """Pickle an object by value if its class cannot be imported and cloudpickle is installed. A
     class that is sent to another process and back remains the same class."""
     try:
-        return pickle.dumps(thing)
+        return pickle.dumps(obj)
     except Exception:
         if has_importable_main() or (module := cloudpickle()) is None:
             raise
-    return bytes(module.dumps(thing))
+    return bytes(module.dumps(obj))
 
 
 class _Pickler(ForkingPickler):
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, (type, types.FunctionType)) and not is_importable(thing):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, types.FunctionType)) and not is_importable(obj):
             raise pickle.PicklingError(
-                f"{thing.__qualname__} cannot be sent to another process, which cannot import it: put it into a module, "
+                f"{obj.__qualname__} cannot be sent to another process, which cannot import it: put it into a module, "
                 "or install cloudpickle"
             )
         return NotImplemented

@@ -48,10 +48,10 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
     try:
         writer.write(obj)
     except _Refused as refused:
-        where = "obj" + "".join(reversed(refused.path))
-        if len(where) > 120:
-            where = f"{where[:60]} ... {where[-50:]}"
-        raise refused.kind(f"{where} {refused.reason}") from None
+        location = "obj" + "".join(reversed(refused.path))
+        if len(location) > 120:
+            location = f"{location[:60]} ... {location[-50:]}"
+        raise refused.kind(f"{location} {refused.reason}") from None
     return writer.buffers
 
 
@@ -65,7 +65,7 @@ def read(head: memoryview, buffers: list[memoryview]) -> Any:
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
         # Such as invalid UTF-8, an unhashable key, or a shape that the library rejects.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
-    reader.end()
+    reader.check_end()
     return obj
 
 
@@ -143,15 +143,15 @@ class _Writer:
     def _mapping(self, items: dict[Any, Any]) -> None:
         self._enter()
         self._put(_MAPPINGS[type(items)] + _COUNT.pack(len(items)))
-        where = ""
+        location = ""
         try:
             for key, value in items.items():
-                where = ".keys()"
+                location = ".keys()"
                 self.write(key)
-                where = ""
+                location = ""
                 self.write(value)
         except _Refused as refused:
-            refused.path.append(where or f"[{_short(key)}]")
+            refused.path.append(location or f"[{_shorten(key)}]")
             raise
         self._depth -= 1
 
@@ -174,7 +174,7 @@ class _Writer:
         self._memory(array.raw)
 
 
-def _short(key: Any) -> str:
+def _shorten(key: Any) -> str:
     text = repr(key) if type(key) in (str, int, bytes, float, bool) else f"<{type(key).__name__}>"
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -207,7 +207,7 @@ class _Reader:
             raise ValueError("no type has this number")
         return method(self)
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         if self.position != len(self._head) or self._used != len(self._buffers):
             raise DistError(
                 f"malformed object: {len(self._head) - self.position} bytes and {len(self._buffers) - self._used} buffers "
@@ -215,11 +215,11 @@ class _Reader:
             )
 
     def _take(self, nbytes: int) -> memoryview:
-        end = self.position + nbytes
-        if end > len(self._head):
+        stop = self.position + nbytes
+        if stop > len(self._head):
             raise ValueError(f"{nbytes} bytes wanted, {len(self._head) - self.position} left")
-        data = self._head[self.position : end]
-        self.position = end
+        data = self._head[self.position : stop]
+        self.position = stop
         return data
 
     def _byte(self) -> int:
@@ -232,7 +232,7 @@ class _Reader:
         count: int = self._numbers(_COUNT)[0]
         return count
 
-    def _of_numbers(self, kind: Callable[..., Any], layout: struct.Struct) -> Any:
+    def _read_numbers(self, kind: Callable[..., Any], layout: struct.Struct) -> Any:
         return kind(*self._numbers(layout))
 
     def _large_int(self) -> int:
@@ -243,10 +243,10 @@ class _Reader:
 
     def _memory(self) -> memoryview:
         """Return a piece of memory, which the head contains or refers to as one of the buffers."""
-        where, nbytes = self._byte(), self._count()
-        if where == _IN_BAND:
+        location, nbytes = self._byte(), self._count()
+        if location == _IN_BAND:
             return self._take(nbytes)
-        if where != _OUT_OF_BAND or self._used == len(self._buffers):
+        if location != _OUT_OF_BAND or self._used == len(self._buffers):
             raise ValueError("no such buffer")
         buffer = self._buffers[self._used]
         if buffer.nbytes != nbytes:
@@ -254,22 +254,22 @@ class _Reader:
         self._used += 1
         return buffer
 
-    def _of_memory(self, kind: Callable[[memoryview], Any]) -> Any:
+    def _read_bytes(self, kind: Callable[[memoryview], Any]) -> Any:
         return kind(self._memory())
 
-    def _of_items(self, kind: Callable[[Iterable[Any]], Any], each: int) -> Any:
-        return kind(self._items(each))
+    def _read_items(self, kind: Callable[[Iterable[Any]], Any], min_item_bytes: int) -> Any:
+        return kind(self._items(min_item_bytes))
 
-    def _items(self, each: int) -> Iterable[Any]:
-        """Yield the announced number of items; raise if so many cannot fit, at `each` bytes."""
+    def _items(self, min_item_bytes: int) -> Iterable[Any]:
+        """Yield the announced number of items; raise if the remaining bytes cannot hold them."""
         count = self._count()
-        if count * each > len(self._head) - self.position:
+        if count * min_item_bytes > len(self._head) - self.position:
             raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
         for _ in range(count):
-            yield self.read() if each == 1 else (self.read(), self.read())
+            yield self.read() if min_item_bytes == 1 else (self.read(), self.read())
         self._depth -= 1
 
     def _array(self) -> Any:
@@ -292,8 +292,8 @@ _READERS: dict[bytes, Callable[[_Reader], Any]] = {
     b"I": _Reader._large_int,
     b"s": _Reader._str,
     b"a": _Reader._array,
-    **{tag: partial(_Reader._of_numbers, kind=kind, layout=layout) for kind, (tag, layout, _) in _NUMBERS.items()},
-    **{tag: partial(_Reader._of_memory, kind=kind) for kind, tag in _BYTES.items()},
-    **{tag: partial(_Reader._of_items, kind=kind, each=1) for kind, tag in _SEQUENCES.items()},
-    **{tag: partial(_Reader._of_items, kind=kind, each=2) for kind, tag in _MAPPINGS.items()},
+    **{tag: partial(_Reader._read_numbers, kind=kind, layout=layout) for kind, (tag, layout, _) in _NUMBERS.items()},
+    **{tag: partial(_Reader._read_bytes, kind=kind) for kind, tag in _BYTES.items()},
+    **{tag: partial(_Reader._read_items, kind=kind, min_item_bytes=1) for kind, tag in _SEQUENCES.items()},
+    **{tag: partial(_Reader._read_items, kind=kind, min_item_bytes=2) for kind, tag in _MAPPINGS.items()},
 }

@@ -28,14 +28,14 @@ class SymmetricMemory(_core.Window):
     @property
     def buffer_ptrs_dev(self) -> int:
         """The address of an array of the pointers in `buffer_ptrs`, for native code."""
-        return self._array_of("_buffers", self.buffer_ptrs)
+        return self._address_of_array("_buffers", self.buffer_ptrs)
 
     @property
     def signal_pad_ptrs_dev(self) -> int:
         """The address of an array of the pointers in `signal_pad_ptrs`, for native code."""
-        return self._array_of("_pads", self.signal_pad_ptrs)
+        return self._address_of_array("_pads", self.signal_pad_ptrs)
 
-    def _array_of(self, name: str, addresses: list[int]) -> int:
+    def _address_of_array(self, name: str, addresses: list[int]) -> int:
         pointers: array[int] = self.__dict__.setdefault(name, array("Q", addresses))
         return pointers.buffer_info()[0]
 
@@ -64,16 +64,16 @@ class SymmetricMemory(_core.Window):
 def rendezvous(group: _core.Group, tensor: Tensor | None) -> SymmetricMemory:
     """Make the ranks' tensors accessible to each other. All ranks of the group must call this."""
     memory = SymmetricMemory(group, tensor, is_whole=True, pad_size=signal_pad_size)
-    _handles[:] = [each for each in _handles if each() is not None] + [ref(memory)]
+    _handles[:] = [handle for handle in _handles if handle() is not None] + [ref(memory)]
     return memory
 
 
 def handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricMemory, int]:
     """Find the newest handle for this rank's memory in a group, and the offset in its array."""
-    for each in reversed(_handles):
-        memory = each()
+    for handle in reversed(_handles):
+        memory = handle()
         if memory is not None and memory.group is group:
-            place = address - memory.buffer_ptrs[memory.rank]
-            if 0 <= place <= memory.buffer_size - nbytes:
-                return memory, place
+            offset = address - memory.buffer_ptrs[memory.rank]
+            if 0 <= offset <= memory.buffer_size - nbytes:
+                return memory, offset
     raise _core.DistArgumentError("get(): argument 'src' is in no memory that rendezvous() with this group gave a handle for")

@@ -122,8 +122,8 @@ class Window:
     def get_attr(self, peer_rank: int) -> WindowAttr:
         """Return the way in which this rank accesses another rank's memory."""
         pointers = self._registered("get_attr").buffer_ptrs
-        is_seen = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
-        return WindowAttr(WindowAccessType.UNIFIED if is_seen else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
+        is_mapped = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
+        return WindowAttr(WindowAccessType.UNIFIED if is_mapped else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
 
     def _registered(self, call: str) -> _core.Window:
         if self._memory is None:
@@ -131,39 +131,39 @@ class Window:
         return self._memory
 
     def __repr__(self) -> str:
-        of = "nothing registered" if self._memory is None else f"{self._memory.buffer_size} bytes"
-        return f"<{type(self).__qualname__} of {self._group!r}: {of}>"
+        content = "nothing registered" if self._memory is None else f"{self._memory.buffer_size} bytes"
+        return f"<{type(self).__qualname__} of {self._group!r}: {content}>"
 
 
 class _SignalWork(PythonCallbackWork):
     """A work that takes one signal: in wait(), or in is_completed() if the signal has arrived."""
 
     def __init__(self, memory: _core.Window, rank: int, timeout_ms: int) -> None:
-        super().__init__(self._take)
+        super().__init__(self._take_signal)
         self._memory = memory
         self._rank = rank
         self._timeout_ms = timeout_ms
         self._lock = allocate_lock()  # held by the thread that takes the signal
-        self._is_taken = False
+        self._has_signal = False
 
-    def _take(self, timeout: timedelta) -> bool:
+    def _take_signal(self, timeout: timedelta) -> bool:
         with self._lock:
             if self._future.done():
                 self._future.value()  # raises the error if taking the signal failed
-            elif not self._is_taken:
+            elif not self._has_signal:
                 self._memory.wait_signal(self._rank, 0, _whole_ms(timeout) or self._timeout_ms)
-                self._is_taken = True
+                self._has_signal = True
         return True
 
     def is_completed(self) -> bool:
         # If the lock is held, another thread is waiting for the signal.
         if not self._future.done() and self._lock.acquire(False):
             try:
-                self._is_taken = self._is_taken or self._memory.take_signal(self._rank)
+                self._has_signal = self._has_signal or self._memory.take_signal(self._rank)
             finally:
                 self._lock.release()
-            if self._is_taken:
-                self._future._settle([], None)
+            if self._has_signal:
+                self._future._complete([], None)
         return self._future.done()
 
 

@@ -23,7 +23,7 @@ from dldist._backends.backend_names import warn
 
 __all__ = ["Join", "JoinHook", "Joinable"]
 
-_MANY_TURNS = 1000
+_WARN_AFTER_PASSES = 1000
 
 
 class JoinHook:
@@ -130,21 +130,21 @@ class Join:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if not self._enable or kind is not None:
             return
-        turns = 0
+        npasses = 0
         while _sum_of(0, self._process_group):  # _sum_of returns the number of ranks in the loop
             if self._throw_on_early_termination:
                 _sum_of(1, self._process_group)  # matches the all-reduce in notify_join_context
                 raise RuntimeError(f"Rank {self._rank} exhausted all inputs.")
             for hook in self._join_hooks:
                 hook.main_hook()
-            turns += 1
-            if turns == _MANY_TURNS:
+            npasses += 1
+            if npasses == _WARN_AFTER_PASSES:
                 warn(
-                    f"Rank {self._rank} has left the loop {_MANY_TURNS} turns before others: its inputs are fewer by that many, "
+                    f"Rank {self._rank} has left the loop {_WARN_AFTER_PASSES} turns before others: its inputs are fewer by that many, "
                     "and it only waits for them"
                 )
         for hook in self._join_hooks:
-            hook.post_hook(turns == 0)
+            hook.post_hook(npasses == 0)
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> _core.Work | None:
@@ -174,13 +174,13 @@ class Join:
             raise AssertionError(f"the constructor of {type(joinable).__name__} has to call that of Joinable")
         if not config.is_first_joinable or not config.enable:
             return None
-        work: _core.Work = _counting(joinable.join_process_group).all_reduce(array("i", [1]), async_op=True)
+        work: _core.Work = _host_calls(joinable.join_process_group).all_reduce(array("i", [1]), async_op=True)
         if config.throw_on_early_termination and _sum_of(0, joinable.join_process_group):
             raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
         return work
 
 
-def _counting(group: Any) -> Any:
+def _host_calls(group: Any) -> Any:
     """Return an object that all-reduces host memory in the group, even in a group of devices."""
     calls = registry.operations(group)
     view = getattr(calls, "_host_view", None)
@@ -188,6 +188,6 @@ def _counting(group: Any) -> Any:
 
 
 def _sum_of(number: int, group: Any) -> int:
-    counted = array("i", [number])
-    _counting(group).all_reduce(counted)
-    return counted[0]
+    total = array("i", [number])
+    _host_calls(group).all_reduce(total)
+    return total[0]

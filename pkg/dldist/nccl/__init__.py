@@ -18,7 +18,7 @@ from dldist.nccl.library import is_available
 from dldist.nccl.library import version as get_version
 from dldist.nccl.library import why_not as why_not_available
 
-Block = TypeVar("Block", bound="_OnThread")
+Block = TypeVar("Block", bound="_ThreadValue")
 
 __all__ = [
     "Allocator",
@@ -51,22 +51,22 @@ def device_count() -> int:
     return count
 
 
-class _OnThread:
+class _ThreadValue:
     """Sets a value of this thread within a `with` block. Blocks may be nested."""
 
     def __init__(self, swap: Callable[[Any], Any], value: Any) -> None:
         self._swap, self._value = swap, value
-        self._before: list[Any] = []
+        self._previous_values: list[Any] = []
 
     def __enter__(self: Block) -> Block:
-        self._before.append(self._swap(self._value))
+        self._previous_values.append(self._swap(self._value))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._swap(self._before.pop())
+        self._swap(self._previous_values.pop())
 
 
-class stream(_OnThread):
+class stream(_ThreadValue):
     """Use this CUDA stream for all tensors that this thread passes to dldist within the block.
 
     `stream` is an address, an object with __cuda_stream__, or a stream of torch or CuPy. The
@@ -80,7 +80,7 @@ class stream(_OnThread):
         super().__init__(_core._swap_stream, stream)
 
 
-class coll_config(_OnThread):
+class coll_config(_ThreadValue):
     """Configure the collectives that this thread calls within the block (NCCL's ncclCollConfig_t).
 
     The fields are min_ctas, max_ctas, nvls_ctas, cga_cluster_size, alg_selection,

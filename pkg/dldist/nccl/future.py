@@ -13,7 +13,7 @@ def result_future_of(work: Any) -> Future:
     """Return a Future of a work's outcome, a WorkResult, which is set even if the work fails."""
     future = Future()
 
-    def tell() -> None:
+    def set_outcome() -> None:
         error = work.exception()
         if error is None:
             result = WorkResult.SUCCESS
@@ -23,5 +23,5 @@ def result_future_of(work: Any) -> Future:
             result = WorkResult.COMM_ERROR if isinstance(error, _core.DistBackendError) else WorkResult.UNKNOWN
         future.set_result(result)
 
-    work._watch(tell)
+    work._watch(set_outcome)
     return future

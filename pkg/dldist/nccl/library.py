@@ -63,8 +63,8 @@ def _encryption() -> tuple[str | None, int]:
     from hmac import digest
 
     key = digest(secret, b"dldist: the key of NCCL's connections", "sha256")
-    told = digest(key, b"which key it is", "sha256")
-    return key.hex(), int.from_bytes(told[:7], "little") or 1
+    key_id = digest(key, b"which key it is", "sha256")
+    return key.hex(), int.from_bytes(key_id[:7], "little") or 1
 
 
 def is_available() -> bool:
@@ -104,30 +104,30 @@ def version_of(code: int) -> tuple[int, int, int]:
     return code // 10000, code // 100 % 100, code % 100
 
 
-def _avoid_nvls_if_deterministic(is_wanted: bool | None) -> None:
+def _avoid_nvls_if_deterministic(is_deterministic: bool | None) -> None:
     """Disable NVLS, whose reductions are not deterministic, by setting NCCL_ALGO, as torch does,
-    unless NCCL_ALGO is set. If `is_wanted` is None, torch's flag for deterministic algorithms
+    unless NCCL_ALGO is set. If `is_deterministic` is None, torch's flag for deterministic algorithms
     decides."""
-    if is_wanted is None:
+    if is_deterministic is None:
         # getattr, because torch may be only partly imported.
-        ask = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
-        is_wanted = ask is not None and ask()
-    if is_wanted and not os.environ.get("NCCL_ALGO"):
+        get_flag = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
+        is_deterministic = get_flag is not None and get_flag()
+    if is_deterministic and not os.environ.get("NCCL_ALGO"):
         os.environ["NCCL_ALGO"] = "^NVLS"
 
 
 def group_settings() -> dict[str, Any]:
     """Return the environment's settings as arguments of NcclGroup, and set NCCL's own variables."""
-    said = settings.of_failures()
-    _avoid_nvls_if_deterministic(said.deterministic)
+    failure_settings = settings.failure_settings()
+    _avoid_nvls_if_deterministic(failure_settings.deterministic)
     return {
-        "is_high_priority": said.high_priority,
-        "has_timing": said.enable_timing or said.desync_debug,
-        "is_nan_check": said.nan_check,
-        "is_blocking_wait": said.blocking_wait,
-        "event_cache": said.event_cache,
-        "ranks_per_root": said.ranks_per_root,
-        "grouped_messages": said.grouped_messages,
-        "init_timeout": said.nonblocking_timeout_s,
-        "config": {"blocking": 0} if said.nonblocking else {},
+        "is_high_priority": failure_settings.high_priority,
+        "has_timing": failure_settings.enable_timing or failure_settings.desync_debug,
+        "is_nan_check": failure_settings.nan_check,
+        "is_blocking_wait": failure_settings.blocking_wait,
+        "event_cache": failure_settings.event_cache,
+        "ranks_per_root": failure_settings.ranks_per_root,
+        "grouped_messages": failure_settings.grouped_messages,
+        "init_timeout": failure_settings.nonblocking_timeout_s,
+        "config": {"blocking": 0} if failure_settings.nonblocking else {},
     }

@@ -154,7 +154,7 @@ class Slot:
         if self.gradient is None:
             self.gradient = arrays.new_array(parameter.family, parameter.prototype, self.part)
         else:
-            self.gradient = arrays.written(arrays.family_of(self.gradient, "finish"), self.gradient, self.part)
+            self.gradient = arrays.write_or_replace(arrays.family_of(self.gradient, "finish"), self.gradient, self.part)
 
     def _private_memory(self) -> _core.SharedArray:
         return private_memory(self.parameter.shape, self.part.dtype)

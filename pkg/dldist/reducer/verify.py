@@ -64,7 +64,7 @@ def broadcast(operations: Any, parameters: Sequence[Parameter], nbytes: int, src
     for chunk in _chunks(parameters, nbytes):
         for parameter, part in _broadcast_chunk(operations, chunk, src, timeout):
             is_source = operations.rank == src
-            results[parameter.index] = parameter.like if is_source else arrays.written(parameter.family, parameter.like, part)
+            results[parameter.index] = parameter.like if is_source else arrays.write_or_replace(parameter.family, parameter.like, part)
     return [results[parameter.index] for parameter in parameters]
 
 

@@ -74,7 +74,7 @@ def _file_dump(torch_dump: Callable[..., None]) -> Callable[..., None]:
         if backend not in (_TORCH_BACKEND, _DLDIST_BACKEND):
             torch_dump(rank, includeCollectives, includeStackTraces, onlyActive, backend)
             return
-        flight_recorder._keep(c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend), rank)
+        flight_recorder._store_dump(c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend), rank)
 
     return _dump_fr_trace_file
 

@@ -14,7 +14,7 @@ from dldist import _core
 from dldist._backends.cpu import GlooOptions, ProcessGroupGloo
 from dldist._base.operations import flat
 from dldist._base.options import ReconfigureOptions
-from dldist._base.works import FollowedWork
+from dldist._base.works import ChainedWork
 from dldist.torch._buckets import Buckets
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import convert_to_torch_errors
@@ -111,7 +111,7 @@ class Runner:
                     output.copy_(copy)
 
         if work is not None and pairs:
-            return FollowedWork(work, copy_back, arguments[0])
+            return ChainedWork(work, copy_back, arguments[0])
         copy_back()
         return work
 

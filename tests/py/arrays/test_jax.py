@@ -224,13 +224,13 @@ jax.distributed.shutdown()
     assert run_program(None, "-m", "dldist.run", "-n", "2", str(program)).count("[1, 2]") == 2
 
 
-@pytest.mark.parametrize("name", jax_internals.PLACES)
+@pytest.mark.parametrize("name", jax_internals.MODULES)
 def test_private_names_of_jax_are_present(name):
     assert jax_internals.find(name) is not None
 
 
 def test_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
-    monkeypatch.setitem(jax_internals.PLACES, "a_token", ("jax.ffi", "jax.no_such_module"))
+    monkeypatch.setitem(jax_internals.MODULES, "a_token", ("jax.ffi", "jax.no_such_module"))
     with pytest.raises(ImportError, match=r"JAX \d.* has no jax.ffi.a_token or jax.no_such_module.a_token"):
         jax_internals.find("a_token")
 

@@ -406,7 +406,7 @@ def test_unhashable_keys_are_malformed():
 def receive(prefix, pieces=()):
     incoming = Incoming(memoryview(prefix), 3, "call")
     for index in incoming.rounds:
-        place = incoming.place(index)
+        place = incoming.buffer_for(index)
         if index < len(pieces) and len(place) == len(pieces[index]):
             place[:] = pieces[index]
     return incoming

@@ -19,13 +19,13 @@ def clean(monkeypatch):
 
 
 def test_defaults():
-    assert vars(settings.of_failures()) == {setting.attribute: setting.default for setting in settings.FAILURES}
+    assert vars(settings.failure_settings()) == {setting.attribute: setting.default for setting in settings.FAILURES}
 
 
 @pytest.mark.parametrize("text, value", [*[(t, True) for t in ("y", "YES", "1", "t", "True")], *[(t, False) for t in ("n", "no", "0", "F", "FALSE")]])
 def test_truth_values(monkeypatch, text, value):
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", text)
-    assert settings.of_failures().blocking_wait is value
+    assert settings.failure_settings().blocking_wait is value
     assert settings.value("high_priority") is False, "no other setting has changed"
 
 
@@ -47,32 +47,32 @@ def test_truth_values(monkeypatch, text, value):
 def test_malformed_value_is_an_error(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(_core.DistArgumentError, match=f"^Invalid value for environment variable: {name}"):
-        settings.of_failures()
+        settings.failure_settings()
 
 
 def test_empty_is_unset(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "")
-    assert settings.of_failures().dump_on_timeout is None
+    assert settings.failure_settings().dump_on_timeout is None
 
 
 def test_dldist_variable_takes_precedence(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/c")
-    assert settings.of_failures().dump_file == "/c"
+    assert settings.failure_settings().dump_file == "/c"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/b")
-    assert settings.of_failures().dump_file == "/b"
+    assert settings.failure_settings().dump_file == "/b"
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", "/a")
-    assert settings.of_failures().dump_file == "/a"
+    assert settings.failure_settings().dump_file == "/a"
 
 
 def test_deprecated_names_warn_once(monkeypatch):
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "1")
     with pytest.warns(FutureWarning, match="NCCL_ASYNC_ERROR_HANDLING is deprecated; use TORCH_NCCL_ASYNC_ERROR_HANDLING"):
-        assert settings.of_failures().async_error_handling == 1
+        assert settings.failure_settings().async_error_handling == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert settings.of_failures().async_error_handling == 1
+        assert settings.failure_settings().async_error_handling == 1
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        assert settings.of_failures().async_error_handling == 0
+        assert settings.failure_settings().async_error_handling == 0
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_deprecated_names_warn_once(monkeypatch):
 def test_dump_settings(monkeypatch, env, dumping):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert monitor_thread._dumping(settings.of_failures()) == dumping
+    assert monitor_thread._dump_mode(settings.failure_settings()) == dumping
 
 
 def test_default_path_of_dumps(monkeypatch):

@@ -202,4 +202,4 @@ def test_trace_knows_the_writing_rank():
     from dldist.trace import read
 
     for text, ends in (("put 1->2", (1, 2)), ("signal 0->1", (0, 1)), ("wait_signal 2<-1", (1, 2))):
-        assert read._ends(read._MESSAGE.fullmatch(text)) == ends
+        assert read._message_ranks(read._MESSAGE.fullmatch(text)) == ends

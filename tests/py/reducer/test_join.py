@@ -65,7 +65,7 @@ def test_error_in_the_loop_is_raised():
 
 
 def test_long_wait_warns(monkeypatch):
-    monkeypatch.setattr(join, "_MANY_TURNS", 2)
+    monkeypatch.setattr(join, "_WARN_AFTER_PASSES", 2)
 
     def case(rank):
         if rank:

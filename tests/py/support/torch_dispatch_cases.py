@@ -36,9 +36,9 @@ def a_mode_sees_every_call(rank, size):
     with Looking() as mode:
         for case in ("every_collective", "messages", "objects", "sparse", "every_reduction", "unusual_tensors", "works"):
             getattr(backend_cases, case)(rank, size)
-        if _dispatcher._name_in_backends("gather_single"):  # since PyTorch 2.14
+        if _dispatcher._backend_method("gather_single"):  # since PyTorch 2.14
             single_tensors(rank, size)
-    served = {known.name for name, known in _dispatcher._OPERATIONS.items() if _dispatcher._name_in_backends(name)}
+    served = {known.name for name, known in _dispatcher._OPERATIONS.items() if _dispatcher._backend_method(name)}
     uncalled = {"recv_any_source_"} if _native.load() is None else {"recv_any_source_", "gather_into_tensor_"}
     assert served - mode.seen <= uncalled, served - mode.seen
 
@@ -197,7 +197,7 @@ def what_cannot_be_seen_is_refused(rank, size):
         return
     group = dist.group.WORLD
     kept = torch.ones(2)
-    if not _dispatcher._name_in_backends("gather_single"):  # before PyTorch 2.14
+    if not _dispatcher._backend_method("gather_single"):  # before PyTorch 2.14
         with Looking(), raises(NotImplementedError, "gather_single()", "Looking", "no such operation"):
             group.gather_single(torch.empty(size, 2), kept, 0)
         with Looking(), raises(NotImplementedError, "all_gather_single_coalesced()", "only in C++"):
