@@ -20,7 +20,7 @@ def autoload() -> None:
     except Exception as error:
         import warnings
 
-        warnings.warn(f'the backend "dldist" could not be registered: {error!r}', RuntimeWarning, stacklevel=2)
+        warnings.warn(f'the backend "dldist" cannot be registered with torch.distributed: {error!r}', RuntimeWarning, stacklevel=2)
 
 
 def register() -> None:
@@ -70,7 +70,7 @@ def _create_group(opts: Any, backend_options: Any) -> Any:
 
 def _create_independent_group(store: Any, rank: int, world_size: int, timeout: Any, device: Any, **options: object) -> Any:
     if options:
-        raise TypeError(f'the backend "dldist" has no options {", ".join(options)}')
+        raise TypeError(f'backend "dldist": unknown options: got {", ".join(options)}, expected none')
     from dldist.torch._groups import create_independent_group
 
     return create_independent_group(store, rank, world_size, timeout, device)
@@ -115,7 +115,7 @@ def set_as_gloo(use_dldist: bool) -> None:
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_gloo_available():
-        raise RuntimeError('this PyTorch has no backend "gloo" that dldist could take the place of')
+        raise RuntimeError('set_as_gloo(): this PyTorch has no backend "gloo" to replace')
     from torch._C import _distributed_c10d
     from torch.distributed import distributed_c10d
 

@@ -65,7 +65,7 @@ def _set_log_level_from_environment() -> None:
     except ValueError as error:
         import warnings
 
-        warnings.warn(f"DLDIST_LOG: {error}; the log stays off", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"DLDIST_LOG: {error}; the log is off", RuntimeWarning, stacklevel=2)
 
 
 if "DLDIST_LOG" in _os.environ:

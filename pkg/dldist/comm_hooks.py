@@ -142,8 +142,8 @@ class PowerSGDState:
 
         if start_powerSGD_iter < 2 and (use_error_feedback or warm_start):
             raise ValueError(
-                "PowerSGDState(): argument 'start_powerSGD_iter' must be at least 2 with use_error_feedback or warm_start: "
-                "buckets are rebuilt after the first pass"
+                "PowerSGDState(): argument 'start_powerSGD_iter' must be at least 2 with use_error_feedback or warm_start, "
+                f"not {start_powerSGD_iter}, as buckets are rebuilt after the first pass"
             )
         self.process_group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank

@@ -78,7 +78,7 @@ class DeviceMesh:
         _rank: int | None = None,
     ) -> None:
         if mesh is None:
-            raise TypeError("DeviceMesh(): argument 'mesh' is missing: the ranks, as nested lists or an array")
+            raise TypeError("DeviceMesh(): argument 'mesh' is missing: expected ranks, as nested lists or an array")
         group_source: DefaultWorldGroups | WorldGroups = DefaultWorldGroups() if world is None else WorldGroups(world)
         ranks, shape = read_mesh(mesh, group_source.check_size if _init_backend else None)
         names = check_names(mesh_dim_names, shape)
@@ -165,7 +165,7 @@ class DeviceMesh:
             return flattened.get_group()
         dim = self._dim_of("get_group", mesh_dim)
         if not self._group_refs:
-            raise IndexError(f"get_group(): rank {self._rank} is not in {self!r}, and has none of its groups")
+            raise IndexError(f"get_group(): got rank {self._rank}, expected a rank of {self!r}")
         return mesh_groups.find_group(self._group_refs[dim])
 
     def get_all_groups(self) -> list[Any]:
@@ -196,22 +196,22 @@ class DeviceMesh:
             >>> dist.DeviceMesh.from_group(part, "cpu").abort()
         """
         if self._root_mesh is not None:
-            raise RuntimeError("abort() is not supported on a submesh: call it on the root mesh")
+            raise RuntimeError("abort(): unsupported on a submesh; call it on the root mesh")
         meshes = (self, *self._flatten_mapping.values())
         abort_groups(ref for mesh in meshes for ref in mesh._group_refs or ())
 
     def _check_one_dimension(self, call: str) -> None:
         if self.ndim != 1:
-            raise RuntimeError(f"{call}(): say which dimension: {self!r} has {self.ndim}; get_all_groups() has the groups of all")
+            raise RuntimeError(f"{call}(): argument 'mesh_dim' is missing: expected one of the {self.ndim} dimensions of {self!r}")
 
     def _dim_of(self, call: str, mesh_dim: int | str) -> int:
         """Return the index of a dimension, which is given by index or name."""
         if isinstance(mesh_dim, str):
             return self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(mesh_dim, int):
-            raise AssertionError(f"{call}(): mesh_dim must be a name or an int, got {type(mesh_dim).__name__}")
+            raise AssertionError(f"{call}(): argument 'mesh_dim' must be a name or an int, got {type(mesh_dim).__name__}")
         if not -self.ndim <= mesh_dim < self.ndim:
-            raise IndexError(f"{call}(): dimension {mesh_dim} is not one of {self!r}, which has {self.ndim}")
+            raise IndexError(f"{call}(): argument 'mesh_dim' is out of range: got {mesh_dim}, expected {-self.ndim} to {self.ndim - 1} for {self!r}")
         return mesh_dim % self.ndim
 
     def _get_mesh_dim_by_name(self, mesh_dim_name: str) -> int:
@@ -219,7 +219,7 @@ class DeviceMesh:
         if not self._mesh_dim_names:
             raise KeyError("No `mesh_dim_names` found.")
         if mesh_dim_name not in self._mesh_dim_names:
-            raise KeyError(f"there is no dimension {mesh_dim_name!r} of the mesh; there are {', '.join(self._mesh_dim_names)}")
+            raise KeyError(f"unknown dimension {mesh_dim_name!r}: expected one of {', '.join(self._mesh_dim_names)}")
         return self._mesh_dim_names.index(mesh_dim_name)
 
     # ---- this rank's position
@@ -271,7 +271,7 @@ class DeviceMesh:
     def _sym_get_coordinate(self, index: int) -> int:
         """Return this rank's coordinate along one dimension."""
         if self._coordinate_on_dim is None:
-            raise AssertionError(f"rank {self._rank} is not in {self!r}")
+            raise AssertionError(f"got rank {self._rank}, expected a rank of {self!r}")
         return self._coordinate_on_dim[index]
 
     def _is_current_rank_part_of_mesh(self) -> bool:
@@ -302,8 +302,8 @@ class DeviceMesh:
         row = self._own_row()
         if row is None:
             raise RuntimeError(
-                f"the ranks of {self!r} are unknown: it was sliced from a mesh of {len(self._rank_map)} ranks, "
-                f"which rank {self._rank} is not in"
+                f"mesh: the ranks of {self!r} are unknown: got rank {self._rank}, expected a rank of the mesh of "
+                f"{len(self._rank_map)} ranks that it was sliced from"
             )
         return as_array(row, self.shape, self._library)
 
@@ -381,7 +381,7 @@ class DeviceMesh:
         if not self._mesh_dim_names:
             return None
         if len(self._mesh_dim_names) != 1:
-            raise AssertionError(f"{self!r} has several dimensions")
+            raise AssertionError(f"got {self!r}, expected a mesh of one dimension")
         return self._get_root_mesh()._get_mesh_dim_by_name(self._mesh_dim_names[0])
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
@@ -407,9 +407,9 @@ class DeviceMesh:
         sources = [self._find_dim(name, names) for name in names]
         layout = tuple(mesh._layout[dim] for mesh, dim in sources)
         if not is_sorted(layout):
-            raise KeyError(f"Invalid mesh_dim_names {names} specified: they stand in the order of the dimensions, {self._all_names()}")
+            raise KeyError(f"Invalid mesh_dim_names {names} specified: expected the order of the dimensions, {self._all_names()}")
         if has_overlap(layout):
-            raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed: they have ranks in common")
+            raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed")
         refs = None if self._group_refs is None else [mesh._group_refs[dim] for mesh, dim in sources if mesh._group_refs]
         return self._make_submesh(layout, names, refs)
 
@@ -419,7 +419,7 @@ class DeviceMesh:
             return self, self._get_mesh_dim_by_name(name)
         if self._root_mesh is None and name in self._flatten_mapping:
             return self._flatten_mapping[name], 0
-        raise KeyError(f"Invalid mesh_dim_names {names} specified: {name!r} is none of {self._all_names()}")
+        raise KeyError(f"Invalid mesh_dim_names {names} specified: got {name!r}, expected one of {self._all_names()}")
 
     def _all_names(self) -> list[str]:
         return [*(self._mesh_dim_names or ()), *(self._flatten_mapping if self._root_mesh is None else ())]
@@ -458,14 +458,14 @@ class DeviceMesh:
         root = self._get_root_mesh()
         layout = (merge_axes(self._layout),)
         if name in (root._mesh_dim_names or ()):
-            raise ValueError(f"_flatten(): {name!r} is a dimension of {root!r}: give another mesh_dim_name")
+            raise ValueError(f"_flatten(): argument 'mesh_dim_name' is in use: got {name!r}, a dimension of {root!r}; pass another name")
         flattened = root._flatten_mapping.get(name)
         if flattened is None:
             flattened = self._make_submesh(layout, (name,), None)
             flattened._add_groups([as_override(backend_override)])
             root._flatten_mapping[name] = flattened
         elif flattened._layout != layout:
-            raise ValueError(f"_flatten(): there is another flattened mesh {name!r}, {flattened!r}: give another mesh_dim_name")
+            raise ValueError(f"_flatten(): argument 'mesh_dim_name' is in use: got {name!r}, the flattened mesh {flattened!r}; pass another name")
         return flattened
 
     def _unflatten(
@@ -493,14 +493,16 @@ class DeviceMesh:
             raise ValueError(f"_unflatten(): {error.args[0]}") from None
         sizes, names = tuple(mesh_sizes), tuple(mesh_dim_names)
         if len(sizes) != len(names):
-            raise RuntimeError(f"_unflatten(): mesh_dim_names must have same length as mesh_sizes: {names} for {sizes}")
+            raise RuntimeError(f"_unflatten(): mesh_dim_names must have same length as mesh_sizes: got {names} for {sizes}")
         if not self._mesh_dim_names:
-            raise RuntimeError(f"_unflatten(): the dimensions of {self!r} have no names")
+            raise RuntimeError(f"_unflatten(): got {self!r} without names, expected a mesh with mesh_dim_names")
         axis = self._layout[index]
         fits = prod(sizes) == size_of(axis) and all(size > 0 for size in sizes)
         parts = split(axis, sizes) if fits else None
         if parts is None:
-            raise ValueError(f"_unflatten(): the dimension {dim} has the size {size_of(axis)}, which {sizes} cannot be made of")
+            raise ValueError(
+                f"_unflatten(): argument 'mesh_sizes': got {sizes}, expected sizes whose product is {size_of(axis)}, the size of dimension {dim}"
+            )
         overrides = overrides_by_dim(backend_override, len(sizes), names)
         group_refs = None
         if self._group_refs is not None:
@@ -562,9 +564,9 @@ class DeviceMesh:
             return _mesh_of_group(group, device_type, mesh, mesh_dim_names)
         groups = list(group)
         if not groups:
-            raise ValueError("from_group(): expects at least one group to be passed")
+            raise ValueError("from_group(): argument 'group' is empty: expects at least one group to be passed")
         if mesh is None or mesh_dim_names is None:
-            raise ValueError(f"from_group(): {len(groups)} groups need mesh and mesh_dim_names")
+            raise ValueError(f"from_group(): arguments 'mesh' and 'mesh_dim_names' are missing: expected both for {len(groups)} groups")
         return _mesh_of_groups(groups, device_type, mesh, mesh_dim_names)
 
 
@@ -572,7 +574,7 @@ def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequ
     is_world = mesh_groups.is_world(group)
     ranks = list(range(group.size)) if is_world else get_process_group_ranks(group)
     if mesh is not None and read_mesh(mesh) != (tuple(ranks), (len(ranks),)):
-        raise ValueError(f"from_group(): the mesh {mesh} is not the ranks of the group, which are {ranks}")
+        raise ValueError(f"from_group(): argument 'mesh' has other ranks than the group: got {mesh}, expected {ranks}")
     made = DeviceMesh(
         device_type, ranks, mesh_dim_names=mesh_dim_names, world=group if is_world else None, _init_backend=False
     )
@@ -584,17 +586,19 @@ def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequ
 def _mesh_of_groups(groups: list[Any], device_type: str, mesh: Any, mesh_dim_names: Sequence[str]) -> DeviceMesh:
     ranks, shape = read_mesh(mesh)
     if len(shape) != len(groups):
-        raise ValueError(f"from_group(): the mesh has {len(shape)} dimensions, and there are {len(groups)} groups")
+        raise ValueError(
+            f"from_group(): argument 'mesh' has another number of dimensions: got {len(shape)}, expected {len(groups)}, one for each group"
+        )
     are_worlds = {mesh_groups.is_world(group) for group in groups}
     if len(are_worlds) > 1:
-        raise ValueError("from_group(): the groups are Worlds, or groups of c10d, and not both")
+        raise ValueError("from_group(): argument 'group': got Worlds and other groups, expected groups of one kind")
     if are_worlds == {False}:
         made = DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, _init_backend=False)
         made._group_refs = [group.group_name for group in groups]
         return made
     for dim, (group, size) in enumerate(zip(groups, shape, strict=True)):
         if group.size != size:
-            raise ValueError(f"from_group(): dimension {dim} of the mesh has {size} ranks, and its group has {group.size}")
+            raise ValueError(f"from_group(): dimension {dim} of argument 'mesh' has another size: got {size}, expected {group.size}, as its group")
     place = 0
     for group, size in zip(groups, shape, strict=True):
         place = place * size + group.rank
@@ -637,10 +641,10 @@ def init_device_mesh(
     names = check_names(mesh_dim_names, shape)
     overrides = overrides_by_dim(backend_override, len(shape), names or ())
     if not device_type.isalpha():
-        raise RuntimeError(f"Device type with index is not supported but got {device_type!r}: it is all letters, as in 'cuda'")
+        raise RuntimeError(f"Device type with index is not supported but got {device_type!r}: expected only letters, such as 'cuda'")
     for size in shape:
         if not isinstance(size, int) or size < 1:
-            raise ValueError(f"init_device_mesh(): a dimension has 1 rank or more: mesh_shape is {shape}")
+            raise ValueError(f"init_device_mesh(): argument 'mesh_shape' must have sizes of 1 or more, not {shape}")
     mesh = nest(range(prod(shape)), shape)
     return DeviceMesh(device_type, mesh, mesh_dim_names=names, backend_override=overrides, world=world)
 
@@ -662,12 +666,12 @@ class _MeshEnv(_local):
 
     def get_root_mesh(self, device_mesh: DeviceMesh) -> DeviceMesh:
         """Return the root of a mesh. Deprecated: use mesh._get_root_mesh()."""
-        warn("get_root_mesh is deprecated: use _get_root_mesh of the mesh")
+        warn("get_root_mesh() is deprecated; use mesh._get_root_mesh()")
         return device_mesh._get_root_mesh()
 
     def _get_all_submeshes(self, device_mesh: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Call the mesh's method of this name. Deprecated: use mesh._get_all_submeshes()."""
-        warn("_get_all_submeshes is deprecated: use _get_all_submeshes of the mesh")
+        warn("_get_all_submeshes() is deprecated; use mesh._get_all_submeshes()")
         return device_mesh._get_all_submeshes(mesh_dim_name)
 
 

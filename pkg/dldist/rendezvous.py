@@ -316,7 +316,9 @@ def meet(
     if endpoint is None:
         endpoint = _find_endpoint(init_method, rank, world_size, timeout, store)
     if not 0 <= endpoint.rank < endpoint.world_size:
-        raise ValueError(f"rank {endpoint.rank} is not in 0 to {endpoint.world_size - 1} (world_size is {endpoint.world_size})")
+        raise ValueError(
+            f"argument 'rank' is out of range: got {endpoint.rank}, expected 0 to {endpoint.world_size - 1} (world_size is {endpoint.world_size})"
+        )
     pause = 0.001
     while True:
         try:
@@ -352,7 +354,7 @@ def _find_endpoint(init_method: str | None, rank: int, world_size: int, timeout:
     if builtin is not None:
         endpoint = builtin(urls.with_ranks(url, rank, world_size))
         if endpoint.world_size > 1 and isinstance(endpoint, urls.ServerEndpoint) and endpoint.port == 0:
-            raise urls.url_error("tcp", f"port 0 of {endpoint.host}: the other ranks cannot learn the port: expected a port number")
+            raise urls.url_error("tcp", f"the other ranks cannot learn the port: got port 0 of {endpoint.host}, expected a port number")
         return endpoint
     return urls.store_endpoint(*next(rendezvous(url, rank, world_size, timeout=timeout)))
 
@@ -394,7 +396,7 @@ def _await_rank_0(store: _core.Store, endpoint: urls.Endpoint, name: str, genera
     except _core.DistStoreTimeoutError:
         present, absent = _list_joined(store, endpoint, name)
         raise _core.DistStoreTimeoutError(
-            f"rank {endpoint.rank} waited {time.monotonic() - start:.1f} s for rank 0, which begins: {len(present)} of "
+            f"rank {endpoint.rank} waited {time.monotonic() - start:.1f} s for rank 0, which starts the rendezvous: {len(present)} of "
             f"{endpoint.world_size} have joined: {', '.join(present)}; missing: {', '.join(absent)} (timeout)"
         ) from None
     store.set(key, "")

@@ -41,7 +41,7 @@ def _secret(options: launch_options.Options) -> str:
     if given or options.nnodes == 1:
         return given or secrets.token_hex(16)
     output.print_message(
-        "warning: no secret: every process that reaches the port can join this job. Set DLDIST_SECRET to the same text on "
+        "warning: no secret: every process that reaches the port can join this job; set DLDIST_SECRET to the same text on "
         "all machines, or pass --no-secret"
     )
     return ""
@@ -64,7 +64,7 @@ def _launch(options: launch_options.Options, signals: launch_attempt.Signals) ->
         if failure.is_final:
             break
         if number < options.max_restarts:
-            output.print_message(f"starting all ranks again: {number + 1} of {options.max_restarts}")
+            output.print_message(f"restarting all ranks: {number + 1} of {options.max_restarts}")
     _leave(launchers, signals)
     return failure.exit_code if failure is not None else 0
 

@@ -79,7 +79,7 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 def set_signal_pad_size(size: int) -> None:
     """Set the bytes for signals of each rank in later windows. Must be the same on all ranks."""
     if size <= 0:
-        raise ValueError(f"set_signal_pad_size(): argument 'size' is {size}")
+        raise ValueError(f"set_signal_pad_size(): argument 'size' must be above 0, not {size}")
     symmetric.signal_pad_size = size
 
 
@@ -90,7 +90,7 @@ def get_signal_pad_size() -> int:
 def set_backend(name: str) -> None:
     """Raise unless the name is "CPU", the only backend."""
     if name != _BACKEND:
-        raise ValueError(f"set_backend(): there is only {_BACKEND!r} here, no {name!r}")
+        raise ValueError(f"set_backend(): unknown backend {name!r}: expected {_BACKEND!r}")
 
 
 def get_backend(device: Any) -> str | None:
@@ -99,11 +99,11 @@ def get_backend(device: Any) -> str | None:
 
 
 def get_mempool_allocator(device: Any) -> Any:
-    raise NotImplementedError("get_mempool_allocator(): memory pools are of accelerators; empty() makes arrays of the CPU")
+    raise NotImplementedError("get_mempool_allocator(): unsupported on the CPU; use empty()")
 
 
 def get_mem_pool(device: Any) -> Any:
-    raise NotImplementedError("get_mem_pool(): memory pools are of accelerators; empty() makes arrays of the CPU")
+    raise NotImplementedError("get_mem_pool(): unsupported on the CPU; use empty()")
 
 
 def is_nvshmem_available() -> bool:
@@ -113,7 +113,7 @@ def is_nvshmem_available() -> bool:
 
 def enable_symm_mem_for_group(group_name: str) -> None:
     """Do nothing but warn, because every group has symmetric memory. Deprecated, as in torch."""
-    warn("enable_symm_mem_for_group() does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
+    warn("enable_symm_mem_for_group() is deprecated and does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
     _group("enable_symm_mem_for_group", group_name)
 
 
@@ -136,7 +136,7 @@ def _group(call: str, group: AnyGroup | str | None) -> _core.Group:
 
 def _require_cpu(call: str, device: Any) -> None:
     if device is not None and device_type_of(device) != "cpu":
-        raise NotImplementedError(f"{call}(): symmetric memory is of the CPU, not of {device}")
+        raise NotImplementedError(f"{call}(): argument 'device' is unsupported: got {device}, expected cpu")
 
 
 def _row_major(size: Sequence[int]) -> tuple[int, ...]:
@@ -197,9 +197,7 @@ class _SymmetricMemory(SymmetricMemory):
     ) -> _core.SharedArray:
         """Return empty() for row-major strides. Released memory may be reused, for any alloc_id."""
         if tuple(stride) != _row_major(size):
-            raise NotImplementedError(
-                f"empty_strided_p2p(): shared arrays are in row-major order, of strides {_row_major(size)}, not {tuple(stride)}"
-            )
+            raise NotImplementedError(f"empty_strided_p2p(): argument 'stride': got {tuple(stride)}, expected {_row_major(size)} (row-major)")
         _require_cpu("empty_strided_p2p", device)
         return _group("empty_strided_p2p", group_name).empty(tuple(size), dtype)
 
@@ -230,7 +228,7 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
     offset, remainder = divmod(hdl.offset, itemsize)
     if remainder != 0:
         raise _core.DistArgumentError(
-            f"put_signal(): argument 'src' has elements of {itemsize} bytes, and the tensor of the rendezvous begins at byte {hdl.offset}"
+            f"put_signal(): argument 'hdl' has a misaligned offset: got {hdl.offset}, expected a multiple of {itemsize}, the item size of 'src'"
         )
     hdl.put(src, peer, offset, 0)
 
@@ -275,12 +273,16 @@ def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
     src_description, dst_description = _core._describe_tensor(src, False), _core._describe_tensor(dst, True)
     for name in ("dtype", "count"):
         if src_description[name] != dst_description[name]:
-            raise _core.DistArgumentError(f"get(): the {name} of 'dst' is {dst_description[name]}, and that of 'src' {src_description[name]}")
+            raise _core.DistArgumentError(
+                f"get(): argument 'dst' has another {name}: got {dst_description[name]}, expected {src_description[name]}, as 'src'"
+            )
     if not (src_description["is_contiguous"] and dst_description["is_contiguous"]):
         raise _core.DistArgumentError("get(): arguments 'dst' and 'src' must be contiguous")
     memory, position = symmetric.handle_of(_group("get", group), src_description["data"], src_description["count"] * src_description["itemsize"])
     offset, remainder = divmod(position, src_description["itemsize"])
     if remainder:
-        raise _core.DistArgumentError(f"get(): argument 'src' begins at byte {position} of its array, which is no whole number of elements")
+        raise _core.DistArgumentError(
+            f"get(): argument 'src' is misaligned: got byte offset {position}, expected a multiple of {src_description['itemsize']}"
+        )
     memory.get(dst, peer, offset)
     return dst

@@ -81,7 +81,7 @@ class _Rank(child_calls.Call):
 
     def _describe_end(self) -> str:
         has_ended = self.child.wait(_DUMP_S)
-        return processes.describe_exit(self.child.code or 0) if has_ended else "it has closed its pipe"
+        return processes.describe_exit(self.child.code or 0) if has_ended else "it closed its pipe"
 
     def record_timeout(self, seconds: float) -> None:
         self.has_timed_out = True
@@ -158,7 +158,7 @@ def distributed(
         env: Environment variables in addition to this process's.
     """
     if callable(nranks):
-        raise TypeError("distributed() takes its arguments first: @distributed() or @distributed(nranks=3)")
+        raise TypeError("distributed(): got a function, expected a call: @distributed() or @distributed(nranks=3)")
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
         is_method = next(iter(inspect.signature(body).parameters), None) == "self"
@@ -180,7 +180,7 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
     is_function = isinstance(fn, types.FunctionType) and pickling.is_importable(fn)
     if is_method and not is_function:
-        raise TypeError(f"{fn.__qualname__}: @distributed methods must be in a class at the top level of a module")
+        raise TypeError(f"distributed(): {fn.__qualname__} is in a nested class, expected a class at the top level of a module")
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if not is_function or module is None:
@@ -202,7 +202,7 @@ def _pickled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             pickle.dumps(value)
         except Exception as error:
             raise TypeError(
-                f"argument {name!r} ({type(value).__name__}) cannot be sent to the ranks: {error}; make it in the test's body"
+                f"argument {name!r} cannot be sent to the ranks: got {type(value).__name__}: {error}; create it in the test's body"
             ) from error
     return pickle.dumps((args, kwargs))
 
@@ -217,7 +217,7 @@ def _run(
     init: bool,
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
-        raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
+        raise ValueError(f"argument 'nranks' must be 1 or more, not {nranks!r}")
     store, environments = rank_environment.serve_store(nranks)
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
@@ -297,7 +297,7 @@ def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., A
         names = list(inspect.signature(body).parameters.values())
         self_count = 1 if names and names[0].name == "self" else 0
         if len(names) <= self_count:
-            raise TypeError(f"{body.__qualname__}: @threads gives the body a group as its first argument: it takes none")
+            raise TypeError(f"threads(): {body.__qualname__} takes no argument, expected a first argument for the group")
 
         def test(*args: Any, **kwargs: Any) -> list[Any] | None:
             results = _run_threads(body, nranks, args[:self_count], args[self_count:], kwargs, timeout)

@@ -77,7 +77,7 @@ class World(_core.Group):
         carrier: str | None = None,
     ) -> None:
         if store is not None and init_method is not None:
-            raise ValueError("World(): give 'store' or 'init_method', not both")
+            raise ValueError("World(): got both 'store' and 'init_method', expected one of them")
         self.serializer = _check_serializer(serializer)
         if store is not None:
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)

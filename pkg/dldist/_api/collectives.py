@@ -210,7 +210,7 @@ def barrier(
             return calls.barrier(timeout=timeout, async_op=async_op)
         calls = device_group
     if not isinstance(device_ids, list | None):
-        raise TypeError("Invalid function argument: device_ids type should be List[int]")
+        raise TypeError(f"Invalid function argument: device_ids type should be List[int], got {device_ids!r}")
     return calls.barrier(timeout=timeout, async_op=async_op, device_ids=device_ids)
 
 
@@ -316,7 +316,7 @@ def all_gather_coalesced(
     """
     _deprecated("all_gather_coalesced", "coalescing")
     if not isinstance(output_tensor_lists, list):
-        raise TypeError("Invalid function argument: output_tensor_lists should be a list")
+        raise TypeError(f"Invalid function argument: output_tensor_lists should be a list, got {type(output_tensor_lists).__name__}")
     return _as_future(calls_of(group).all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
 
 

@@ -27,11 +27,11 @@ def check_timeout(timeout: Any) -> timedelta:
         try:
             timeout = timedelta(seconds=timeout)
         except (ValueError, OverflowError):
-            raise ValueError(f"a timeout must be a finite number of seconds, not {timeout}") from None
+            raise ValueError(f"argument 'timeout' must be a finite number of seconds, not {timeout}") from None
     if not isinstance(timeout, timedelta):
         raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
     if timeout.days < 0:
-        raise ValueError(f"a timeout must be 0 or more, not {timeout!r}")
+        raise ValueError(f"argument 'timeout' must be 0 or more, not {timeout!r}")
     return timeout
 
 
@@ -40,7 +40,7 @@ def check_backend(name: str) -> None:
     if name == Backend.UNDEFINED:
         return
     if ":" not in name and "," not in name and name not in Backend.backend_type_map:
-        raise AssertionError(f"Unknown backend type {name}")
+        raise AssertionError(f"Unknown backend type {name}: expected one of {', '.join(Backend.backend_list)}")
     for each in BackendConfig(name).get_device_backend_map().values():
         if each.upper() in Backend._plugins or each in (Backend.GLOO, Backend.FAKE):
             continue
@@ -57,8 +57,8 @@ def _raise_unavailable(name: str) -> None:
         from dldist.nccl import library
 
         raise RuntimeError(
-            f"backend nccl cannot be used here: {library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
-            "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
+            f"backend 'nccl' is unavailable: {library.why_not()}; it needs NVIDIA's driver (libcuda.so.1) and NCCL (libnccl.so.2): "
+            "pip install nvidia-nccl-cu13 (or -cu12), or set DLDIST_NCCL_LIBRARY"
         )
     if name in _CARRIER_BACKENDS:
         from dldist import carriers
@@ -192,15 +192,17 @@ class GroupFactory:
 
     def _non_member_result(self, rank: int) -> Any:
         if self.desc == "default_pg":
-            raise RuntimeError(f"backend {self.backend}: its creator returned None, but rank {rank} is in the default group")
+            raise RuntimeError(
+                f"backend {self.backend!r}: its creator returned None for rank {rank}, a member of the default group: expected a backend"
+            )
         return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
         new_backend = self._call_creator(backend, store, pg, ranks)
         if new_backend is not None and not isinstance(new_backend, Member):
             raise TypeError(
-                f"backend {backend}: its creator returned an object of type {type(new_backend).__name__}, "
-                "which is neither a subclass of dldist._Backend nor a ProcessGroup"
+                f"backend {backend!r}: its creator returned an object of another type: got {type(new_backend).__name__}, "
+                "expected a subclass of dldist._Backend or a ProcessGroup"
             )
         return new_backend
 

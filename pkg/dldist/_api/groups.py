@@ -121,10 +121,7 @@ def init_process_group(
         backend = Backend.default_device_backend_map.get(device_type_of(device))
     factory = GroupFactory(Backend.UNDEFINED if backend is None else backend, timeout, pg_options, device, "default_pg", enable_reconfigure)
     if factory.backend == Backend.MPI and (world_size != -1 or rank != -1):
-        warn(
-            f"For MPI backend, world_size ({world_size}) and rank ({rank}) are ignored since they are assigned by the "
-            "MPI runtime."
-        )
+        warn(f"For MPI backend, world_size ({world_size}) and rank ({rank}) are ignored since they are assigned by the MPI runtime.")
     name = world.next_member_name(_ranks) if _ranks else world.next_name()
     try:
         pg = factory.create_default(init_method, store, rank, world_size, name)
@@ -150,11 +147,11 @@ def _check_rendezvous_arguments(init_method: Any, store: Any, world_size: int, r
     if not isinstance(store, _core.Store):
         raise TypeError(f"init_process_group(): argument 'store' must be a Store, not {type(store).__name__}")
     if not world_size > 0:
-        raise AssertionError("world_size must be positive if using store")
+        raise AssertionError(f"world_size must be positive if using store: got {world_size}")
     if not rank >= 0:
-        raise AssertionError("rank must be non-negative if using store")
+        raise AssertionError(f"rank must be non-negative if using store: got {rank}")
     if rank >= world_size:
-        raise ValueError(f"rank {rank} is not in 0 to {world_size - 1} (world_size is {world_size})")
+        raise ValueError(f"init_process_group(): argument 'rank' is out of range: got {rank}, expected 0 to {world_size - 1}")
 
 
 def _check_device_id(device_id: Any) -> Any:
@@ -163,18 +160,18 @@ def _check_device_id(device_id: Any) -> Any:
         return None
     if isinstance(device_id, int):
         if not is_nccl_available():
-            raise ValueError("device_id is an int, but no accelerator support is found: there is no backend for one")
+            raise ValueError(f"device_id is an int, but no accelerator support is found: got {device_id}, expected None")
         return f"cuda:{device_id}"
     try:
         kind = device_type_of(device_id)
     except TypeError as error:
         raise ValueError(f"device_id: {error}") from None
     if kind == "cpu":
-        raise ValueError(f"device_id {device_id} is no accelerator: a group is bound to one with an index, such as cuda:0")
+        raise ValueError(f"device_id is not an accelerator: got {device_id}, expected a device with an index, such as cuda:0")
     if kind != "cuda" or not is_nccl_available():
-        raise ValueError(f"device_id {device_id} does not match the accelerators that are supported: None")
+        raise ValueError(f"device_id does not match a supported accelerator: got {device_id}, expected {'cuda:0' if is_nccl_available() else None}")
     if getattr(device_id, "index", 0) is None or device_id == "cuda":
-        raise ValueError(f"device_id {device_id} has no index: say which device")
+        raise ValueError(f"device_id has no index: got {device_id}, expected a device such as cuda:0")
     return device_id
 
 
@@ -318,9 +315,9 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
     try:
         members = [rank.__index__() for rank in read_ranks(ranks, world_size)]
     except (TypeError, AttributeError):
-        raise TypeError("new_group(): ranks must be a sequence of integers") from None
+        raise TypeError(f"new_group(): argument 'ranks' must be a sequence of integers, not {ranks!r}") from None
     if not members:
-        raise AssertionError("new_group(): ranks must not be empty")
+        raise ValueError("new_group(): argument 'ranks' must not be empty: got [], expected at least one rank")
     if len(members) > world_size:
         raise ValueError(
             f"the new group's world size should be less or equal to the world size set by init_process_group: "
@@ -328,11 +325,9 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
         )
     for rank in members:
         if not 0 <= rank < world_size:
-            raise ValueError(
-                f"The new group's rank should be within the world_size set by init_process_group: {rank} of {world_size}"
-            )
+            raise ValueError(f"The new group's rank should be within the world_size set by init_process_group: {rank} of {world_size}")
     if len(set(members)) != len(members):
-        raise ValueError(f"new_group(): ranks must not repeat themselves: {members}")
+        raise ValueError(f"new_group(): argument 'ranks' has a rank twice: got {members}, expected different ranks")
     return sorted(members) if is_sorted else members
 
 
@@ -423,7 +418,7 @@ def new_subgroups(
         True
     """
     if group_size is None:
-        raise ValueError("Default group size only takes effect when an accelerator is available: give group_size")
+        raise ValueError("Default group size only takes effect when an accelerator is available: got None, expected group_size")
     if group_size <= 0:
         raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
     ranks = get_process_group_ranks(group)
@@ -552,15 +547,20 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
     own_part = None
     for part in split_ranks:
         if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in read_ranks(part, pg.size())):
-            raise TypeError(f"split_group(): split_ranks must be a list of lists of ranks: {part!r} is in it")
+            raise TypeError(f"split_group(): argument 'split_ranks' has another kind of item: got {part!r}, expected a list of ranks")
         if not part:
-            raise ValueError("the split group cannot be empty")
+            raise ValueError(f"the split group cannot be empty: got {split_ranks}")
         if len(part) > pg.size():
-            raise ValueError("the split group's size should be less or equal to the world_size set by init_process_group")
+            raise ValueError(
+                f"the split group's size should be less or equal to the world_size set by init_process_group: got {len(part)} "
+                f"ranks, expected at most {pg.size()}"
+            )
         if len(set(part)) != len(part):
-            raise ValueError("the split group cannot have duplicate ranks")
+            raise ValueError(f"the split group cannot have duplicate ranks: got {list(part)}")
         if not all(0 <= rank < pg.size() for rank in part):
-            raise ValueError(f"the split group's ranks must be within the parent's: {list(part)} of {pg.size()}")
+            raise ValueError(
+                f"split_group(): argument 'split_ranks' has a rank out of range: got {list(part)}, expected ranks in 0 to {pg.size() - 1}"
+            )
         if pg.rank() in part:
             own_part = list(part)
     return own_part
@@ -598,7 +598,7 @@ def shrink_group(
     is_default = pg is world.default_pg
     own_rank = get_process_group_ranks(pg)[pg.rank()]
     if own_rank not in members:
-        raise RuntimeError(f"Rank {own_rank} is excluded: only those that stay call shrink_group")
+        raise RuntimeError(f"shrink_group(): rank {own_rank}, which called it, is in ranks_to_exclude: expected calls of the remaining ranks only")
     backend, store = world.pg_map[pg]
     generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
     # The new group needs the store that this rank serves: take over the old group's shutdown calls.
@@ -632,17 +632,17 @@ def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[i
     if not all(type(rank) is int for rank in ranks_to_exclude):
         raise TypeError(f"All elements in ranks_to_exclude must be integers, but got {ranks_to_exclude}.")
     if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
-        raise ValueError(f"Invalid shrink_flags {flags}: it must be {SHRINK_DEFAULT} or {SHRINK_ABORT}")
+        raise ValueError(f"Invalid shrink_flags {flags}: expected SHRINK_DEFAULT ({SHRINK_DEFAULT}) or SHRINK_ABORT ({SHRINK_ABORT})")
     if is_non_member(pg):
         raise ValueError("Invalid process group specified")
     ranks = get_process_group_ranks(pg)
     for rank in ranks_to_exclude:
         if rank not in ranks:
-            raise ValueError(f"Rank {rank} is not part of the group, whose ranks are {_ranks_text(ranks)}")
+            raise ValueError(f"Rank {rank} is not part of the group: expected ranks of {_ranks_text(ranks)}")
     if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
-        raise ValueError("ranks_to_exclude contains duplicate ranks.")
+        raise ValueError(f"ranks_to_exclude contains duplicate ranks: got {ranks_to_exclude}")
     if len(ranks_to_exclude) >= len(ranks):
-        raise ValueError("Cannot exclude all ranks of the group")
+        raise ValueError(f"Cannot exclude all ranks of the group: got {ranks_to_exclude}, expected at most {len(ranks) - 1} of {len(ranks)}")
     return [rank for rank in ranks if rank not in ranks_to_exclude]
 
 
@@ -762,7 +762,7 @@ def _end_with_note(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name
     try:
         end(pg)
     except Exception as error:
-        error.add_note(f"while group {name!r} ({pg.group_desc}) was ended")
+        error.add_note(f"while destroying group {name!r} ({pg.group_desc})")
         raise
 
 
@@ -831,7 +831,10 @@ def get_backend_impl(group: AnyGroup | None = None, device: Any = None) -> Backe
         return pg._get_backend(device)
     backends = pg._distinct_backends()
     if len(backends) != 1:
-        raise ValueError(f"the group has {len(backends)} backends ({get_backend_config(group)}): say for which device")
+        raise ValueError(
+            f"get_backend_impl(): argument 'device' is missing: got None for a group of {len(backends)} backends, expected a "
+            f"device of {get_backend_config(group)}"
+        )
     return backends[0]
 
 

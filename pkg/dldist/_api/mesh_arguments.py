@@ -24,7 +24,7 @@ def check_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[st
     if len(set(names)) != len(names):
         raise RuntimeError(f"Each mesh_dim_name must be unique: {names}")
     if len(names) != len(shape):
-        raise RuntimeError(f"mesh_dim_names {names} are {len(names)}, and the mesh of shape {shape} has {len(shape)} dimensions")
+        raise RuntimeError(f"mesh_dim_names must have a name for each dimension: got {names}, expected {len(shape)} names for shape {shape}")
     return names
 
 
@@ -32,7 +32,7 @@ def check_overrides(overrides: Sequence[Override] | None, ndim: int) -> Sequence
     if overrides is None:
         return [DEFAULT_OVERRIDE] * ndim
     if len(overrides) != ndim:
-        raise ValueError(f"backend_override should have one entry for each of the {ndim} dimensions, but has {len(overrides)}")
+        raise ValueError(f"backend_override must have one entry for each dimension: got {len(overrides)}, expected {ndim}")
     return overrides
 
 
@@ -51,10 +51,10 @@ def overrides_by_dim(
     overrides = overrides or {}
     duplicates = {dim: name for dim, name in enumerate(names) if dim in overrides and name in overrides}
     if duplicates:
-        raise RuntimeError(f"backend_override has both the number and the name of the same dimension: {duplicates}")
+        raise RuntimeError(f"backend_override has a dimension twice: got index and name {duplicates}, expected one of them")
     unknown = [key for key in overrides if key not in names and key not in range(ndim)]
     if unknown:
-        raise RuntimeError(f"Found invalid keys in backend_override: {unknown} are neither in 0 to {ndim - 1} nor one of {names}")
+        raise RuntimeError(f"Found invalid keys in backend_override: got {unknown}, expected 0 to {ndim - 1} or one of {names}")
     pairs = zip_longest(range(ndim), names)
     return [as_override(overrides.get(name) if name in overrides else overrides.get(dim)) for dim, name in pairs]
 
@@ -64,11 +64,13 @@ def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tup
     ranks: list[int] = []
     shape = _read_nested(_as_lists(mesh), ranks, mesh, check_size)
     if not ranks:
-        raise ValueError("DeviceMesh(): the mesh has no ranks")
+        raise ValueError(f"DeviceMesh(): argument 'mesh' has no ranks: got {mesh}, expected at least one")
     seen: set[int] = set()
     for rank in ranks:
         if rank < 0 or rank in seen:
-            raise ValueError(f"DeviceMesh(): rank {rank} of the mesh is {'in it twice' if rank in seen else 'negative'}")
+            raise ValueError(
+                f"DeviceMesh(): argument 'mesh' has a {'repeated' if rank in seen else 'negative'} rank: got {rank}, expected different ranks from 0"
+            )
         seen.add(rank)
     return tuple(ranks), shape
 
@@ -91,12 +93,12 @@ def _read_nested(values: Any, ranks: list[int], mesh: Any, check_size: Callable[
         ranks.append(values.__index__())
         return ()
     if not isinstance(values, (list, tuple, range)):
-        raise TypeError(f"DeviceMesh(): the mesh must have ranks, which are integers: {values!r} is in it")
+        raise TypeError(f"DeviceMesh(): argument 'mesh' has another kind of item: got {values!r}, expected ranks (int)")
     if check_size is not None:
         check_size(len(ranks) + len(values))
     shapes = {_read_nested(_as_lists(item), ranks, mesh, check_size) for item in values}
     if len(shapes) > 1:
-        raise ValueError(f"DeviceMesh(): the mesh is ragged: {mesh}")
+        raise ValueError(f"DeviceMesh(): argument 'mesh' is ragged: got {mesh}, expected rows of equal length")
     return len(values), *(shapes.pop() if shapes else ())
 
 

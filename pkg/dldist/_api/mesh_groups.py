@@ -102,7 +102,7 @@ class WorldGroups:
 
     def make_groups(self, rows: list[list[int]], desc: str, override: Override) -> Any:
         if override != DEFAULT_OVERRIDE:
-            raise ValueError(f"{desc}: the groups of a World are made by the World: there is no backend to override, as by {override}")
+            raise ValueError(f"{desc}: a mesh of a World has no backend to override: got {override}, expected None")
         own_row = next((row for row in rows if self._world.rank in row), None)
         if own_row is None or len(own_row) == self._world.size:
             return None if own_row is None else self._world
@@ -126,8 +126,8 @@ class ExistingGroups:
 
     def make_groups(self, rows: list[list[int]], desc: str, override: Override) -> Any:
         raise RuntimeError(
-            f"{desc}: a mesh made from several Worlds cannot make groups of other ranks: "
-            "make it with init_device_mesh(..., world=...) of the World that has all of them"
+            f"{desc}: a mesh of several Worlds cannot create groups of other ranks; "
+            "create it by init_device_mesh(..., world=...) with a World of all ranks"
         )
 
 

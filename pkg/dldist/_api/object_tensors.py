@@ -17,7 +17,7 @@ def _object_to_tensor(obj: Any, device: Any, group: Any, weights_only: bool = Fa
     """Return the pickle of an object as bytes, and its size as an int64 array, in CPU memory."""
     _refuse_weights_only("_object_to_tensor", weights_only)
     if device is not None and device_type_of(device) != "cpu":
-        raise ValueError(f"_object_to_tensor(): a buffer is in memory of the CPU, and {device} was asked for")
+        raise ValueError(f"_object_to_tensor(): argument 'device' is unsupported: got {device}, expected cpu")
     file = io.BytesIO()
     _pickler(file).dump(obj)
     pickled = bytearray(file.getbuffer())
@@ -26,7 +26,9 @@ def _object_to_tensor(obj: Any, device: Any, group: Any, weights_only: bool = Fa
 
 def _refuse_weights_only(name: str, weights_only: bool) -> None:
     if weights_only:
-        raise NotImplementedError(f"{name}(): weights_only=True is only for calls that send objects, such as broadcast_object_list")
+        raise NotImplementedError(
+            f"{name}(): argument 'weights_only': got True, expected False; calls that send objects, such as broadcast_object_list, take it"
+        )
 
 
 def _tensor_to_object(tensor: Any, tensor_size: Any, group: Any, weights_only: bool = False) -> Any:

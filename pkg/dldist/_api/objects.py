@@ -39,7 +39,7 @@ def _make_exchange(
         warn_not_in_group(name)
         return None
     if weights_only and serializer not in (None, "safe"):
-        raise ValueError(f"{name}(): weights_only=True means serializer='safe', and serializer={serializer!r} was given, too")
+        raise ValueError(f"{name}(): weights_only=True conflicts with serializer={serializer!r}: expected 'safe' or None")
     group = group_or_default(group)
     group_serializer = getattr(group, "serializer", None)
     return Exchange(registry.operations(group), name, serializer or ("safe" if weights_only else group_serializer or "pickle"), timeout)
@@ -134,7 +134,7 @@ def gather_object(
 
 def _fill(name: str, argument: str, output: list[Any], objects: list[Any]) -> None:
     if len(output) < len(objects):
-        raise IndexError(f"{name}(): argument '{argument}' has {len(output)} places for the objects of {len(objects)} ranks")
+        raise IndexError(f"{name}(): argument '{argument}' is too short: got {len(output)} items, expected {len(objects)} (one for each rank)")
     for rank, obj in enumerate(objects):
         output[rank] = obj
 
@@ -179,13 +179,13 @@ def broadcast_object_list(
 
 
 def _check_not_empty(name: str, objects: list[Any]) -> ValueError | None:
-    return None if objects else ValueError(f"{name}(): argument 'object_list' is empty")
+    return None if objects else ValueError(f"{name}(): argument 'object_list' is empty: got 0 items, expected at least 1")
 
 
 def _replace(name: str, object_list: list[Any], objects: Any) -> None:
     if not isinstance(objects, list) or len(objects) != len(object_list):
-        count = len(objects) if isinstance(objects, list) else f"a {type(objects).__name__} instead of a list of"
-        raise ValueError(f"{name}(): {count} objects were sent, and argument 'object_list' has {len(object_list)} places")
+        sent = f"{len(objects)}" if isinstance(objects, list) else f"a {type(objects).__name__}"
+        raise ValueError(f"{name}(): argument 'object_list' has another length: got {len(object_list)}, expected {sent}, as sent")
     for index, obj in enumerate(objects):
         object_list[index] = obj
 

@@ -126,9 +126,7 @@ def send(
     """
     calls, rank = calls_of(group), peer_of(group, dst, group_dst)
     if rank == calls.rank:
-        raise ValueError(
-            "Invalid destination rank: destination rank should not be the same as the rank of the current process."
-        )
+        raise ValueError("Invalid destination rank: destination rank should not be the same as the rank of the current process.")
     calls.send(tensor, rank, tag, timeout=timeout)
 
 
@@ -238,7 +236,7 @@ class P2POp(Message):
 def _check_op(op: Any) -> None:
     """Raise a ValueError unless the operation is isend or irecv."""
     if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
-        raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
+        raise ValueError(f"Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``, got {op!r}")
 
 
 def _check_single_tensor(param: Any, param_name: str) -> None:
@@ -259,7 +257,7 @@ def _check_p2p_op_list(p2p_op_list: Any) -> None:
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
     if not p2p_op_list:
-        raise IndexError("batch_isend_irecv(): the list is empty")
+        raise IndexError("batch_isend_irecv(): argument 'p2p_op_list' is empty: got 0 items, expected at least 1")
     group = p2p_op_list[0].group
     if not all(op.group is group for op in p2p_op_list):
         raise ValueError("All ops need to use the same group.")

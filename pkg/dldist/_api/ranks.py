@@ -106,9 +106,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
     if global_rank is None:
         raise ValueError("Must specify global_rank or group_rank")
     if isinstance(group, _UNREGISTERED_TYPES):
-        raise ValueError(
-            f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
-        )
+        raise ValueError(f"{group!r} has no ranks in the default world: got global rank {global_rank}, expected group_src, group_dst or group_peer")
     return get_group_rank(group, global_rank)
 
 
@@ -220,7 +218,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     if fallback_rank is not None:
         return int(fallback_rank)
     raise RuntimeError(
-        "LOCAL_RANK is not in the environment, nor does another launcher say it. Consider passing fallback_rank to allow "
+        "LOCAL_RANK is not in the environment, and no other launcher sets a local rank. Consider passing fallback_rank to allow "
         "`get_node_local_rank` to work, assuming you are not running in a multi-device context and want the code to run "
         "locally instead."
     )

@@ -59,7 +59,7 @@ class _StoreCollectives(_ControlCollectives):
             raise TypeError(f"_StoreCollectives(): argument 'store' must be a Store, not {type(store).__name__}")
         rank, world_size = rank.__index__(), world_size.__index__()
         if not 0 <= rank < world_size:
-            raise ValueError(f"_StoreCollectives(): rank {rank} is not in a world of {world_size}")
+            raise ValueError(f"_StoreCollectives(): argument 'rank' is out of range: got {rank}, expected 0 to {world_size - 1}")
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -101,7 +101,7 @@ class _StoreCollectives(_ControlCollectives):
         """Send each rank its item, and return this rank's item."""
         self._claim_key(key)
         if len(data) != self._world_size:
-            raise ValueError(f"scatter_send(): argument 'data' has {len(data)} items for {self._world_size} ranks")
+            raise ValueError(f"scatter_send(): argument 'data' has another length: got {len(data)}, expected {self._world_size} (one for each rank)")
         self._store.multi_set([self._key_of(key, rank) for rank in range(self._world_size)], list(data))
         own_data = data[self._rank]
         return own_data.encode() if isinstance(own_data, str) else bytes(own_data)

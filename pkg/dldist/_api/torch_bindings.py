@@ -29,7 +29,7 @@ class _DMAConnectivity:
     matrix: Any = ()
 
     def __init__(self, *_: Any) -> None:
-        raise TypeError("_DMAConnectivity: No constructor defined! _detect_dma_connectivity() makes it")
+        raise TypeError("_DMAConnectivity: No constructor defined! Call _detect_dma_connectivity()")
 
 
 def _detect_dma_connectivity(device_type: Any, connection_type: str) -> NoReturn:
@@ -86,7 +86,7 @@ def _test_python_store(store: _core.Store) -> None:
     for operation, get, expected in checks:
         value = get()
         if value != expected:
-            raise AssertionError(f"_test_python_store(): {operation} gives {value!r} instead of {expected!r} with {store!r}")
+            raise AssertionError(f"_test_python_store(): {operation} of {store!r}: got {value!r}, expected {expected!r}")
 
 
 # ---- devices of other processes
@@ -106,7 +106,7 @@ class _remote_device:
         elif isinstance(getattr(remote_device, "type", None), str):
             process, device = None, str(remote_device)
         else:
-            raise TypeError(f"Invalid type for remote_device: {type(remote_device).__name__}")
+            raise TypeError(f"Invalid type for remote_device: got {type(remote_device).__name__}, expected str or torch.device")
         self._device = device
         if process is not None and process.startswith("rank:") and process[5:].isdigit():
             self._rank = int(process[5:])
@@ -125,7 +125,7 @@ class _remote_device:
         if "/" in device or not process:
             raise ValueError(f"Could not parse remote_device: {text}. The valid format is {_FORMS}")
         if device.partition(":")[0] not in _DEVICES:
-            raise RuntimeError(f"the device of {text!r} is none of {', '.join(_DEVICES)}")
+            raise RuntimeError(f"remote_device: unknown device: got {device!r} in {text!r}, expected one of {', '.join(_DEVICES)}")
         return process, device
 
     def worker_name(self) -> str | None:

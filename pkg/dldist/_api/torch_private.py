@@ -188,7 +188,7 @@ def _get_object_coll_device(group: Any = None) -> str:
 
 def _get_pg_default_device(group: Any = None) -> str:
     """Return the device type that a group serves. Deprecated: use _get_object_coll_device."""
-    warn("_get_pg_default_device is deprecated: ask _get_object_coll_device or _device_capability", UserWarning)
+    warn("_get_pg_default_device is deprecated: use _get_object_coll_device or _device_capability", UserWarning)
     pg = group_or_default(group)
     if not isinstance(pg, ProcessGroup):
         return _get_object_coll_device(pg)
@@ -196,7 +196,7 @@ def _get_pg_default_device(group: Any = None) -> str:
     if not kinds:
         raise RuntimeError("Default device not found, because no backend has been registered with this ProcessGroup.")
     if len(kinds) > 1:
-        warn(f"The group serves {', '.join(kinds)}, and none of them is the default: {_choose_device_type(kinds)} is taken.", UserWarning)
+        warn(f"_get_pg_default_device(): got several device types, {', '.join(kinds)}: returning {_choose_device_type(kinds)!r}", UserWarning)
     return _choose_device_type(kinds)
 
 
@@ -267,7 +267,7 @@ def _get_group_size_by_name(group_name: str | ProcessGroup | BackendImpl) -> int
 def _resolve_group_name_by_ranks_and_tag(ranks: list[int], tag: str) -> str:
     group = _find_pg_by_ranks_and_tag(tag, ranks)
     if group is None:
-        raise ValueError(f"there is no group of the ranks {ranks} with the tag {tag!r}")
+        raise ValueError(f"_resolve_group_name_by_ranks_and_tag(): no such group: got ranks {ranks} and tag {tag!r}, expected a group of new_group()")
     return group.group_name
 
 
@@ -298,7 +298,7 @@ def _new_process_group_helper(
     """
     world = registry._world
     if backend_options is not None and pg_options is not None:
-        raise TypeError("_new_process_group_helper(): backend_options and pg_options are names of the same argument: give one")
+        raise TypeError("_new_process_group_helper(): got both backend_options and pg_options, its old name: expected one")
     if group_name in world.pg_names.values():
         raise ValueError("The specified group name has already been created, please use a different group name")
     device = _check_device_id(device_id)
@@ -384,9 +384,7 @@ def _as_iterable(obj: Any) -> Sequence[Any]:
 def _check_tensor_list(param: Any, param_name: str) -> None:
     """Raise a TypeError unless the argument is a list or tuple of tensors."""
     if not isinstance(param, (list, tuple)):
-        raise TypeError(
-            f"Invalid function argument. Expected parameter `{param_name}` to be a list of tensors but got {type(param)} instead."
-        )
+        raise TypeError(f"Invalid function argument. Expected parameter `{param_name}` to be a list of tensors but got {type(param)} instead.")
     for index, each in enumerate(param):
         _check_single_tensor(each, f"{param_name}[{index}]")
 

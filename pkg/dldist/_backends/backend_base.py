@@ -52,7 +52,7 @@ class Member(LowLevelCalls):
         self._rank = as_int(f"{kind}(): argument 'rank'", rank)
         self._size = as_int(f"{kind}(): argument 'size'", size)
         if not 0 <= self._rank < self._size:
-            raise ValueError(f"{kind}(): rank {rank} is not in a group of {size}")
+            raise ValueError(f"{kind}(): argument 'rank' is out of range: got {rank}, expected 0 to {self._size - 1} ('size' is {size})")
 
     def rank(self) -> int:
         """Return this process's rank in the group."""

@@ -79,7 +79,7 @@ class Backend(str):
 
     def __new__(cls, name: str) -> str:  # type: ignore[misc]
         if not isinstance(name, str):
-            raise ValueError("Backend constructor parameter must be string-ish")
+            raise ValueError(f"Backend constructor parameter must be string-ish: got {type(name).__name__}")
         return name.lower()
 
     @classmethod
@@ -169,7 +169,9 @@ def device_type_of(device: Any) -> str:
     """Return a device's type. The device is "cuda:1", a type, or an object like torch.device."""
     text = device if isinstance(device, str) else getattr(device, "type", None)
     if not isinstance(text, str):
-        raise TypeError(f'a device must be a name such as "cpu" or "cuda:1", not {type(device).__name__}')
+        raise TypeError(
+            f'argument \'device\' must be a name such as "cpu" or "cuda:1", or a torch.device, not {type(device).__name__}'
+        )
     return text.partition(":")[0]
 
 
@@ -178,7 +180,7 @@ def get_default_backend_for_device(device: Any) -> str:
     kind = device_type_of(device)
     name = Backend.default_device_backend_map.get(kind)
     if name is None:
-        raise ValueError(f"Default backend not registered for device : {device}")
+        raise ValueError(f"Default backend not registered for device : {device}: expected one of {', '.join(Backend.default_device_backend_map)}")
     return name
 
 

@@ -43,7 +43,7 @@ class Completions:
         if not callable(hook):
             raise TypeError(f"_register_on_completion_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
         if self._on_work_info is not None:
-            raise RuntimeError("_register_on_completion_hook(): the group has a hook already, and can have only one")
+            raise RuntimeError("_register_on_completion_hook(): the group already has a hook: got a second, expected one")
         self._on_work_info = hook
 
     def start(self, start: Callable[[], Any], op_id: int) -> Any:
@@ -86,9 +86,7 @@ class Completions:
             return
         with self._changed:
             if not self._changed.wait_for(lambda: not self._pending_count, timeout.total_seconds()):
-                raise _core.DistTimeoutError(
-                    f"_wait_for_pending_works(): {self._pending_count} operations have not ended in {timeout} (timeout)"
-                )
+                raise _core.DistTimeoutError(f"_wait_for_pending_works(): {self._pending_count} operations are pending after {timeout} (timeout)")
 
 
 def _future_of(work: Any) -> Any:

@@ -30,7 +30,7 @@ def _as_devices(where: str, devices: Any) -> list[GlooDevice]:
     devices = list(devices)
     wrong = next((each for each in devices if not isinstance(each, GlooDevice)), None)
     if wrong is not None:
-        raise TypeError(f"{where} must be a list of ProcessGroupGloo.Device, but has a {type(wrong).__name__}")
+        raise TypeError(f"{where} must be a list of ProcessGroupGloo.Device: got a {type(wrong).__name__} in it")
     return devices
 
 
@@ -68,7 +68,7 @@ class ProcessGroupGloo(WorldBackend):
     def _without_group(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
         """Create the backend of a group whose members will be set by reconfigure()."""
         if store is None:
-            raise RuntimeError("enable_reconfigure=True needs a store")
+            raise RuntimeError("argument 'enable_reconfigure': got True without a store, expected argument 'store'")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
         self.options.group_name = pg.group_name
         self._on_reconfigured = pg._on_reconfigured
@@ -77,8 +77,7 @@ class ProcessGroupGloo(WorldBackend):
     def _require_group(self) -> Any:
         if self.group is None:
             raise RuntimeError(
-                "ProcessGroupGloo has not been initialized. Call reconfigure() before issuing collectives when "
-                "enable_reconfigure=True."
+                "ProcessGroupGloo has not been initialized. Call reconfigure() before issuing collectives when enable_reconfigure=True."
             )
         return self.group
 
@@ -104,7 +103,7 @@ class ProcessGroupGloo(WorldBackend):
     def _run_allreduce_sparse(self, tensors: Any, opts: Any) -> Any:
         from dldist._backends import gloo_collectives
 
-        refusal = RuntimeError("ProcessGroupGloo::allreduce_sparse: the tensor is not sparse")
+        refusal = RuntimeError("ProcessGroupGloo::allreduce_sparse: got a dense tensor, expected a sparse one")
         return gloo_collectives.run(self, "allreduce_sparse", (tensors, opts), refusal)
 
     @staticmethod
@@ -166,7 +165,7 @@ def _check_interface(name: str) -> None:
 
     names = [each for _, each in socket.if_nameindex()]
     if name not in names:
-        raise RuntimeError(f"Unable to find address for: {name}: the interfaces of this host are {', '.join(names)}")
+        raise RuntimeError(f"Unable to find address for: {name}: expected an interface of this host: {', '.join(names)}")
 
 
 def _check_local(hostname: str) -> None:
@@ -184,10 +183,10 @@ def _check_local(hostname: str) -> None:
 
 def _check_handles(handles: Any, own: str) -> list[str]:
     if not isinstance(handles, (list, tuple, set, frozenset)) or not all(isinstance(handle, str) for handle in handles):
-        raise TypeError("reconfigure(): handles must be a list or a set of handles from get_reconfigure_handle()")
+        raise TypeError(f"reconfigure(): argument 'handles' must be a list or set of handles from get_reconfigure_handle(), not {handles!r}")
     ordered = sorted(handles) if isinstance(handles, (set, frozenset)) else list(handles)
     if len(set(ordered)) != len(ordered):
-        raise ValueError("reconfigure(): handles must all be different")
+        raise ValueError(f"reconfigure(): argument 'handles' has a handle twice: got {ordered}, expected different handles")
     if own not in ordered:
-        raise ValueError(f"reconfigure(): the handle of this process ({own}) is not among the {len(ordered)} given ones")
+        raise ValueError(f"reconfigure(): argument 'handles' lacks the handle of this process: got {ordered}, expected {own} among them")
     return ordered

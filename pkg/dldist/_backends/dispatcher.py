@@ -88,8 +88,9 @@ class BackendCalls:
     def _check_no_timeout(self, name: str, timeout: Any) -> None:
         if timeout is not None:
             raise _core.DistArgumentError(
-                f"{name}(): argument 'timeout': the low-level calls of backend {self._backend_name} take none for messages: pass "
-                "it to wait()"
+                f"{name}(): argument 'timeout': got {timeout}, expected None, as messages of backend {self._backend_name} take "
+                "none; "
+                "pass it to wait()"
             )
 
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:

@@ -68,19 +68,17 @@ def _whole_tensor(tensor: Any) -> _Part:
 def _copy_elements(call: str, dst: Any, dst_start: int, dst_count: int, src: Any, start: int, count: int) -> None:
     """Copy `count` elements of src from `start` to dst from `dst_start`; `dst_count` must equal `count`."""
     if dst_count != count:
-        raise RuntimeError(f"FakeProcessGroup::{call}: the output has shape {_shape(dst)}, and the input {_shape(src)}")
+        raise RuntimeError(f"FakeProcessGroup::{call}: output has another shape: got {_shape(dst)}, expected {_shape(src)}, as the input")
     available = prod(_shape(src)) - start
     if count > available:
-        raise RuntimeError(f"FakeProcessGroup::{call}: the output takes {count} elements, but the input has {available}")
+        raise RuntimeError(f"FakeProcessGroup::{call}: input has another number of elements: got {available}, expected {count}, as the output")
     if not _is_on_cpu(dst) or not _is_on_cpu(src):
         # Only the tensor's own library can copy this memory.
         dst.reshape(-1)[dst_start : dst_start + count] = src.reshape(-1)[start : start + count]
         return
     source, target = _Elements(src), _Elements(dst, writable=True)
     if source.dtype != target.dtype:
-        raise RuntimeError(
-            f"FakeProcessGroup::{call}: the output has dtype {target.dtype}, but the input has {source.dtype}"
-        )
+        raise RuntimeError(f"FakeProcessGroup::{call}: output has another dtype: got {target.dtype}, expected {source.dtype}, as the input")
     size = source.size
     ctypes.memmove(target.address + dst_start * size, source.address + start * size, count * size)
     target.write_back()
@@ -140,7 +138,7 @@ def _has_memory(tensor: Any) -> bool:
     except (ValueError, BufferError):
         return False
     if device != _CPU:
-        raise RuntimeError("FakeProcessGroup: simulate_uniform_ranks reduces only tensors in CPU memory")
+        raise RuntimeError("FakeProcessGroup: simulate_uniform_ranks: got a tensor in other memory, expected one in CPU memory")
     return True
 
 
@@ -326,7 +324,7 @@ class FakeStore(_core.Store):
         return FakeStore()
 
     def _raise_unsupported(self, *_: Any) -> NoReturn:
-        raise NotImplementedError("FakeStore does not keep values")
+        raise NotImplementedError("FakeStore stores no values; use a HashStore")
 
     compare_set = append = list_keys = _raise_unsupported  # type: ignore[assignment]
 

@@ -162,7 +162,7 @@ class FlightRecorderHook:
         self._id = id
         ranks = list(global_ranks) or list(range(pg.size()))
         if len(ranks) != pg.size():
-            raise ValueError(f"FlightRecorderHook.attach(): argument 'global_ranks' has {len(ranks)} ranks, expected {pg.size()}")
+            raise ValueError(f"FlightRecorderHook.attach(): argument 'global_ranks' has another length: got {len(ranks)}, expected {pg.size()}")
         self._group = _core._add_recorded_group(pg.group_name or pg.name(), pg.group_desc, pg.rank(), ranks)
         self._records: dict[int, int] = {}
         """Records by op_id, of operations that are being started."""

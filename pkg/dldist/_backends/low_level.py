@@ -106,10 +106,10 @@ class Side:
             return argument
         if self.is_for_root and not is_root:
             if len(argument) != 0:
-                raise RuntimeError(f"{call_name}: requires empty {self.label} on non-root")
+                raise RuntimeError(f"{call_name}: requires empty {self.label} on non-root: got {len(argument)} tensors")
             return None
         if len(argument) != 1:
-            raise TensorCountError(f"{call_name}: requires a single-element {self.label} list, not one of {len(argument)}")
+            raise TensorCountError(f"{call_name}: requires a single-element {self.label} list: got {len(argument)} tensors")
         return argument[0]
 
 
@@ -152,11 +152,11 @@ class Call:
     def to_list_form(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Convert arguments of any form to the form with lists and options, with none missing."""
         if len(args) > len(self._positional):
-            raise _argument_error(method, f"at most {len(self._positional)} may be given by position, not {len(args)}")
+            raise _argument_error(method, f"got {len(args)} positional arguments, expected at most {len(self._positional)}")
         values = {names[0]: value for names, value in zip(self._positional, args) if value is not None}
         for name, value in named.items():
             if name not in self._aliases:
-                raise _argument_error(method, f"there is no argument {name!r}")
+                raise _argument_error(method, f"unknown argument {name!r}: expected one of {', '.join(self._aliases)}")
             names = self._aliases[name]
             if value is not None and names[0] in values:
                 raise _argument_error(method, f"expected one of {', '.join(names)}, got {names[0]} and {name}")
@@ -179,11 +179,11 @@ class Call:
         flat = {name: values[name] for name in self.flat if name in values}
         if isinstance(opts, self.options):
             if flat:
-                raise _argument_error(method, f"{' and '.join(flat)} given together with {self.options.__name__}")
+                raise _argument_error(method, f"got both {' and '.join(flat)} and {self.options.__name__}, expected one of them")
             return opts
         if opts is not None:
             if self.flat[0] in flat:
-                raise _argument_error(method, f"argument {self.flat[0]!r} was given twice")
+                raise _argument_error(method, f"argument {self.flat[0]!r}: got 2 values, expected 1")
             flat[self.flat[0]] = opts
         result = self.options()
         for name, value in flat.items():
@@ -199,7 +199,7 @@ class Call:
         handled = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
         for name, value in zip(parameters, values):
             if value is not None and name not in handled:
-                raise RuntimeError(f"{self.name}: c10d's low-level call has no argument {name!r}")
+                raise RuntimeError(f"{self.name}(): argument {name!r}: got {value!r}, expected None, as torch.distributed's low-level call lacks it")
         for name in self.flat[:-1]:
             value = values[parameters.index(name)]
             if value is not None:

@@ -64,7 +64,7 @@ class NCCLConfig:
 
     def unsafe_get_ptr(self) -> int:
         """Raise NotImplementedError: the C struct exists only while a communicator is created."""
-        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made with each communicator, and not kept")
+        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct exists only while a communicator is created")
 
 
 def _unknown_field_text(name: str, fields: dict[str, bool]) -> str:
@@ -105,7 +105,7 @@ def device_index(device: Any) -> int | None:
     text = device if isinstance(device, str) else str(device)
     kind, _, number = text.partition(":")
     if kind != "cuda":
-        raise ValueError(f"NCCL works on CUDA devices, not on {text!r}")
+        raise ValueError(f"argument 'device' is not of NCCL: got {text!r}, expected a CUDA device, such as cuda:0")
     return int(number) if number else None
 
 
@@ -301,7 +301,7 @@ class ProcessGroupNCCL(GroupBackend):
             return ProcessGroupNCCL(store, rank, size, opts)
         rank_0_version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
         if rank_0_version != version:
-            raise RuntimeError(f"merge(): rank 0 has NCCL {rank_0_version}, but rank {rank} has {version}: they cannot be in one group")
+            raise RuntimeError(f"merge(): NCCL versions differ: got {version} on rank {rank}, expected {rank_0_version}, as on rank 0")
         group = self.group.grow(
             store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
             name=opts.group_name or f"{self.uid}:merge", timeout=opts._timeout, config=opts.config._set_fields() or None,
@@ -361,7 +361,7 @@ class ProcessGroupNCCL(GroupBackend):
         """
         _, is_window, registered = self._pools.get(id(pool), (pool, symm, {}))
         if is_window != symm:
-            raise RuntimeError(f"register_mem_pool(): this pool is registered with symm={is_window}: deregister it first")
+            raise RuntimeError(f"register_mem_pool(): the pool is already registered with symm={is_window}; call deregister_mem_pool() first")
         self._pools[id(pool)] = (pool, symm, registered)
         segments = _segments_of(pool)
         for released in registered.keys() - set(segments):
@@ -377,7 +377,7 @@ class ProcessGroupNCCL(GroupBackend):
     def deregister_mem_pool(self, pool: Any) -> None:
         """Undo register_mem_pool."""
         if id(pool) not in self._pools:
-            raise RuntimeError("deregister_mem_pool(): this pool is not registered")
+            raise RuntimeError("deregister_mem_pool(): argument 'pool' is not registered: expected a pool of register_mem_pool()")
         _, is_window, registered = self._pools.pop(id(pool))
         for registration in registered.values():
             self.group.deregister(registration, is_window=is_window)
@@ -413,7 +413,7 @@ class ProcessGroupNCCL(GroupBackend):
         """Create a dldist.Window over NCCL's one-sided messages. All ranks must call this."""
         if not self.supports_window:
             version = ".".join(map(str, self.get_runtime_nccl_version()))
-            raise NotImplementedError(f"new_window: one-sided messages need NCCL 2.29.2 or newer, and this is {version}")
+            raise NotImplementedError(f"new_window(): NCCL is too old for windows: got {version}, expected 2.29.2 or newer")
         return NcclGroupWindow(self.group, tensor)
 
 
@@ -430,5 +430,5 @@ def _segments_of(pool: Any) -> list[tuple[int, int]]:
     snapshot = getattr(pool, "snapshot", None)
     if snapshot is None:
         kind = type(pool).__name__
-        raise TypeError(f"register_mem_pool(): a pool must have segments of (address, bytes) or be torch's, not {kind}")
+        raise TypeError(f"register_mem_pool(): argument 'pool' must have segments of (address, bytes) or be torch's, not {kind}")
     return [(int(segment["address"]), int(segment["total_size"])) for segment in snapshot()]

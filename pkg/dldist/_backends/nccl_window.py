@@ -28,7 +28,7 @@ class NcclGroupWindow(Window):
         """Register this rank's memory, from ncclMemAlloc: NcclGroup.empty(), allocate_tensor(), or
         a pool over mem_allocator. All ranks must call this, with tensors of one size and dtype."""
         if self._memory is not None:
-            raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
+            raise RuntimeError("tensor_register(): the window already has a tensor; call tensor_deregister() first")
         self._memory = self._group.new_window(tensor)
 
     def tensor_deregister(self) -> None:
@@ -49,15 +49,14 @@ class NcclGroupWindow(Window):
 
     def map_remote_tensor(self, rank: int) -> Any:
         """Raise NotImplementedError, because the memory of other devices can only be written."""
-        raise NotImplementedError("map_remote_tensor(): windows over NCCL can only write other ranks' memory")
+        raise NotImplementedError("map_remote_tensor(): unsupported by windows over NCCL; use put()")
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Any:
         """Signal a rank. Raise RuntimeError if this rank has put to it since its own last wait."""
         memory = self._registered("signal")
         if peer_rank in self._signalled:
             raise RuntimeError(
-                f"signal(): NCCL's puts signal, and there was one to rank {peer_rank}, which would take this for another; leave it out, "
-                "or use NcclGroup.new_window"
+                f"signal(): ambiguous after a put to rank {peer_rank}, as NCCL's puts already signal; omit the signal, or use NcclGroup.new_window"
             )
         work = memory.signal(peer_rank, timeout=_timeout(opts), async_op=async_op)
         return done_work([]) if work is None else work

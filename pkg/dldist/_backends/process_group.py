@@ -115,7 +115,7 @@ class ProcessGroup(Member):
     def __init__(self, *args: Any) -> None:
         """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
         if len(args) not in (2, 3):
-            raise TypeError(f"ProcessGroup(): incompatible constructor arguments: store, rank and size, not {len(args)}")
+            raise TypeError(f"ProcessGroup(): incompatible constructor arguments: got {len(args)}, expected (store, rank, size) or (rank, size)")
         store = args[0] if len(args) == 3 else None
         if not isinstance(store, _core.Store | None):
             raise TypeError(f"ProcessGroup(): argument 'store' must be a Store, not {type(store).__name__}")
@@ -178,7 +178,7 @@ class ProcessGroup(Member):
     def unbox(boxed: ProcessGroup) -> ProcessGroup:
         """Return the group that boxed() was called on."""
         if not isinstance(boxed, ProcessGroup):
-            raise RuntimeError(f"unbox(): {type(boxed).__name__} is not what boxed() of a ProcessGroup gives")
+            raise RuntimeError(f"unbox(): got {type(boxed).__name__}, expected the result of ProcessGroup.boxed()")
         return boxed
 
     def __repr__(self) -> str:
@@ -199,9 +199,7 @@ class ProcessGroup(Member):
         kind = device_type_of(device)
         backend = self._backends.get(kind)
         if backend is None:
-            raise RuntimeError(
-                f"No backend type associated with device type {kind}: group {self.group_name!r} has {self._backend_list()}"
-            )
+            raise RuntimeError(f"No backend type associated with device type {kind}: group {self.group_name!r} has {self._backend_list()}")
         return backend
 
     get_backend = _get_backend
@@ -284,7 +282,7 @@ class ProcessGroup(Member):
         """Return the backend for a tensor's device; for None, the CPU's backend if there is one."""
         backends = self._distinct_backends()
         if not backends:
-            raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
+            raise RuntimeError(f"{method}(): {type(self).__name__} {self.group_name!r} has no backend; register one, or override {method}")
         if len(backends) == 1:
             return backends[0]
         return self._backends.get("cpu", backends[0]) if tensor is None else self._get_backend(device_of(tensor))
@@ -447,7 +445,7 @@ class ProcessGroup(Member):
         """
         ranks = read_ranks(ranks, self.size())
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
-            raise ValueError(f"split_group(): ranks must be different ones of 0 to {self.size() - 1}, not {ranks}")
+            raise ValueError(f"split_group(): argument 'ranks': got {ranks}, expected different ranks in 0 to {self.size() - 1}")
         kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
             for backend in self._distinct_backends(kinds):

@@ -46,11 +46,11 @@ class Coalescing:
 
     def __enter__(self) -> Coalescing:
         if self._is_open:
-            raise RuntimeError("this coalesce() is already in use")
+            raise RuntimeError("coalesce(): the context is already entered; create another")
         previous = self._group._set_recorder(self)
         if previous is not None:
             self._group._set_recorder(previous)
-            raise RuntimeError("coalesce() inside another coalesce()")
+            raise RuntimeError("coalesce(): got a block inside another block of the group, expected no nesting")
         self._is_open = True
         self.calls.clear()
         self.work = None
@@ -69,11 +69,9 @@ class Coalescing:
         if isinstance(op, str):
             op = _core.ReduceOp(op)
         if self.calls and self.calls[0][0] != name:
-            raise RuntimeError(
-                f"{name}(): coalesce() needs all calls to be of the same type, but {self.calls[0][0]}() came before"
-            )
+            raise RuntimeError(f"coalesce(): the block's calls must be of the same type: got {name}(), expected {self.calls[0][0]}(), as before")
         if self.calls and self.calls[0][3] != op:
-            raise ValueError(f"{name}(): coalesce() needs one op for all calls, not {self.calls[0][3]} and {op}")
+            raise ValueError(f"{name}(): argument 'op' differs within coalesce(): got {op}, expected {self.calls[0][3]}, as before")
         self.calls.append((name, first, second, op))
         if not is_async:
             return None
@@ -103,7 +101,7 @@ def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False)
 
 def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, Message) for op in p2p_op_list):
-        raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
+        raise ValueError(f"batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp, not {type(p2p_op_list).__name__}")
     # Check all messages before any starts, because a started message cannot be withdrawn.
     tensors = [
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
@@ -144,9 +142,9 @@ def _check_message(where: str, group: Any, op: Message) -> Any:
     """Check a message. Return its tensor's description, or {} if only the backend can check it."""
     is_from_any = op.group_peer is None and op.kind == "irecv"
     if not is_from_any and op.group_peer not in range(group.size):
-        raise ValueError(f"{where}: invalid rank: {op.group_peer!r} is not in 0 to {group.size - 1}")
+        raise ValueError(f"{where}: invalid rank: got {op.group_peer!r}, expected 0 to {group.size - 1}")
     if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
-        raise ValueError(f"{where}: the tag must be an int of 0 or more, not {op.tag!r}")
+        raise ValueError(f"{where}: invalid tag: got {op.tag!r}, expected an int of 0 or more")
     if not isinstance(group, _core.Group):
         return {}  # only the group's backends know which tensors they accept
     try:
@@ -171,5 +169,5 @@ def _check_no_overlap(indices: list[int], tensors: list[Any]) -> None:
             first, second = sorted((one, other))
             raise _core.DistArgumentError(
                 f"batch_isend_irecv(): argument 'p2p_op_list': p2p_op_list[{first}] and p2p_op_list[{second}] receive into "
-                "the same or overlapping memory: each needs memory of its own"
+                "the same or overlapping memory: expected separate memory"
             )

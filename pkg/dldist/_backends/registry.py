@@ -158,7 +158,7 @@ class Registry:
         """Give a group a name, by which resolve() finds it."""
         with self._lock:
             if name in self._by_name:
-                raise RuntimeError(f"A process group is already registered under the name {name!r}")
+                raise RuntimeError(f"A process group is already registered under the name {name!r}; use another name")
             self._by_name[name] = pg
 
     def unname_group(self, name: str) -> None:
@@ -254,5 +254,5 @@ def operations(group: Any = None) -> Any:
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")
-        raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is not a group")
+        raise _core.DistTypeError(f"Invalid process group specified: got {type(group).__name__}, expected a group")
     return calls

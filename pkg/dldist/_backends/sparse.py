@@ -90,11 +90,9 @@ def _parse(tensor: Any) -> _TorchSparse | _ScipySparse | None:
     if layout is None or layout == "torch.sparse_coo":
         return None if layout is None else _TorchSparse(tensor)
     if layout.startswith("torch."):
-        raise TypeError(
-            f"unsupported layout: all_reduce of a {layout} tensor: of torch's sparse tensors only COO can be reduced (to_sparse_coo())"
-        )
+        raise TypeError(f"all_reduce(): unsupported layout: got {layout}, expected torch.sparse_coo; convert it by to_sparse_coo()")
     if layout not in _SCIPY_FORMATS:
-        raise TypeError(f"all_reduce of SciPy's format {layout!r}: only {', '.join(_SCIPY_FORMATS)} can be reduced (tocoo())")
+        raise TypeError(f"all_reduce(): unsupported SciPy format: got {layout!r}, expected one of {', '.join(_SCIPY_FORMATS)}; convert it by tocoo()")
     return _ScipySparse(tensor)
 
 

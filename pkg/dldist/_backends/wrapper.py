@@ -111,8 +111,9 @@ class _ProcessGroupWrapper(Backend):
     def __init__(self, backend: Backend, gloo_backend: Backend) -> None:
         if (backend.rank(), backend.size()) != (gloo_backend.rank(), gloo_backend.size()):
             raise ValueError(
-                f"_ProcessGroupWrapper(): rank {backend.rank()} of {backend.size()} cannot be compared by a backend of rank "
-                f"{gloo_backend.rank()} of {gloo_backend.size()}"
+                f"_ProcessGroupWrapper(): argument 'gloo_backend' is another rank: got {gloo_backend.rank()} of "
+                f"{gloo_backend.size()}, "
+                f"expected {backend.rank()} of {backend.size()}"
             )
         super().__init__(backend.rank(), backend.size())
         self.wrapped_pg = backend
@@ -150,15 +151,14 @@ class _ProcessGroupWrapper(Backend):
         longest = max(lengths)
         if longest > _MESSAGE_LIMIT:
             raise _core.DistMismatchError(
-                f"rank {lengths.index(longest)} announces a fingerprint of {longest} bytes, more than the maximum of "
-                f"{_MESSAGE_LIMIT}"
+                f"malformed fingerprint of rank {lengths.index(longest)}: got {longest} bytes, expected at most {_MESSAGE_LIMIT}"
             )
         pieces = self._all_gather(encoded.ljust(longest, b"\0"), timeout)
         fingerprints = []
         for rank, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
             fingerprint = Fingerprint.decode(piece[:length])
             if fingerprint is None:
-                raise _core.DistMismatchError(f"rank {rank} has sent something that is not the fingerprint of a collective")
+                raise _core.DistMismatchError(f"malformed fingerprint of rank {rank}: expected the fingerprint of a collective")
             fingerprints.append(fingerprint)
         return fingerprints
 
@@ -194,7 +194,7 @@ class _ProcessGroupWrapper(Backend):
     def __getattr__(self, name: str) -> Any:
         """Forward attributes that Backend lacks to the wrapped backend."""
         if name in ("wrapped_pg", "group"):  # the group's calls would not be compared
-            raise AttributeError(f"a backend that is compared has no {name!r} of its own")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped_pg, name)
 
 

@@ -67,7 +67,7 @@ class _Numpy(Family):
 
     def write(self, x: Any, content: Any) -> None:
         if isinstance(x, sys.modules["numpy"].generic):
-            raise ValueError("a NumPy scalar cannot be written to")
+            raise ValueError("argument 'x' is read-only: got a NumPy scalar, expected an array")
         super().write(x, content)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -145,7 +145,7 @@ class _Flat(Family):
     def empty_like(self, x: Any, shape: Shape) -> Any:
         if len(shape) > 1:
             name = "an array.array" if isinstance(x, array.array) else f"a {type(x).__name__}"
-            raise ValueError(f"{name} has one dimension, and the result has the shape {shape}")
+            raise ValueError(f"argument 'x': got {name} of one dimension, expected an array library for a result of shape {shape}")
         return self.zeros(x, math.prod(shape))
 
     def zeros(self, x: Any, count: int) -> Any:

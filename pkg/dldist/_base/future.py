@@ -71,12 +71,12 @@ class Future:
         if self._wait_lock.acquire(True, seconds):
             self._wait_lock.release()  # wake the next waiting thread
         elif not self._is_done:
-            raise _core.DistTimeoutError(f"Operation timed out! The future got no value within {seconds} s (timeout)")
+            raise _core.DistTimeoutError(f"Operation timed out! The future has no value after {seconds} s (timeout)")
 
     def value(self) -> Any:
         """Return the value. The future must be done."""
         if not self.done():
-            raise RuntimeError("the future has no value yet: call wait() first")
+            raise RuntimeError("value(): the future has no value; call wait() first")
         if self._error is not None:
             raise self._error
         if self._unwrap is not None:
@@ -105,7 +105,7 @@ class Future:
 
     def _set(self, value: Any, error: BaseException | None) -> None:
         if self._work is not None or not self._complete(value, error):
-            raise RuntimeError("the future already has its value, or will get it from a work")
+            raise RuntimeError("the future already has a value, or a work will set it: expected a pending future")
 
     def _complete(self, value: Any, error: BaseException | None) -> bool:
         with self._lock:
@@ -170,9 +170,7 @@ def _seconds(timeout: Any) -> float:
     try:
         seconds = seconds_of(timeout)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}"
-        ) from None
+        raise TypeError(f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}") from None
     if not seconds >= 0:  # written so that NaN is rejected as well
         raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
     return seconds
@@ -181,7 +179,7 @@ def _seconds(timeout: Any) -> float:
 def wait_for(work: _core.Work, timeout: Timeout | None) -> None:
     """Wait for a work. timeout=0 checks once, although in Work.wait(0) 0 means no limit."""
     if timeout is not None and _seconds(timeout) == 0 and not work.is_completed():
-        raise _core.DistTimeoutError("Operation timed out! the operation is still under way (timeout)")
+        raise _core.DistTimeoutError("Operation timed out! The operation is pending (timeout)")
     work.wait(timeout)
 
 

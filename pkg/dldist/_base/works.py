@@ -27,7 +27,7 @@ class FakeWork(_core.Work):
 
     def result(self) -> list[Any]:
         if not self._outputs:
-            raise RuntimeError("FakeWork: this work recorded no output")
+            raise RuntimeError("FakeWork.result(): the work has no output")
         return self._outputs
 
     def get_future(self) -> Future:

@@ -218,8 +218,8 @@ class Supervisor:
         if stream.has_marker and not self._failures:
             self._end_job(
                 1,
-                f"rank {rank.rank} uses torch's own store client, which cannot show the secret of this job and would "
-                "retry for minutes without success: run it with --no-secret",
+                f"rank {rank.rank} uses torch's own store client, which cannot authenticate with the job's secret; "
+                "pass --no-secret",
             )
 
     def _record_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:
@@ -283,7 +283,7 @@ class Supervisor:
             how = "a second signal"
         else:
             how = f"{'Ctrl-C' if self._signals.handles(signal.SIGINT) else 'SIGTERM'} twice"
-        self._print(f"waiting for {_format_ranks(self._running())} to end; what is left is killed in {left:.0f} s, or by {how}")
+        self._print(f"waiting for {_format_ranks(self._running())} to end; remaining processes are killed in {left:.0f} s, or by {how}")
 
     def _handle_report_request(self) -> None:
         if self._signals.is_report_wanted:
@@ -297,15 +297,15 @@ class Supervisor:
 
     def _report_lines(self) -> Iterator[str]:
         running, dumps = self._running(), self._dumps
-        yield f"report at {report.now()}: of {len(self._ranks)} ranks here {len(running)} run: {_format_ranks(running) or 'none'}"
+        yield f"report at {report.now()}: {len(running)} of {len(self._ranks)} ranks here are running: {_format_ranks(running) or 'none'}"
         if dumps.without_handler:
-            yield f"{_format_ranks(dumps.without_handler)}: in no group of several ranks, or not listening to the signal: nothing is known"
+            yield f"{_format_ranks(dumps.without_handler)}: no information: not in a group of several ranks, or the signal is not handled"
         if dumps.without_dump:
-            yield f"{_format_ranks(dumps.without_dump)}: asked, and no answer: stopped, perhaps, or the file system hangs"
+            yield f"{_format_ranks(dumps.without_dump)}: no dump after the signal: the process may be stopped, or the file system may hang"
         if dumps.has_any():
             yield dumps.summarise()
             if self._layout.nnodes > 1:
-                yield "this is only about the ranks of this machine: the dlrun of each machine reports its own"
+                yield "this covers only the ranks of this machine; send SIGUSR2 to the dlrun of each machine"
             yield dumps.describe_location()
 
     def _handle_signal(self, number: int) -> None:
@@ -338,7 +338,7 @@ class Supervisor:
                     self._has_published_success = True
                 self._is_done = self._launchers.has_succeeded(self._attempt.number)
         except _core.DistError as error:
-            self._published_failure = self._launcher_failure(1, f"the other launchers are out of reach: {error}")
+            self._published_failure = self._launcher_failure(1, f"the other launchers are unreachable: {error}")
         if self._published_failure is not None:
             self._end_at = time.monotonic()
 

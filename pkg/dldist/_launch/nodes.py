@@ -144,13 +144,13 @@ class Launchers:
             except _core.DistNetworkError as error:
                 if options.node_rank == 0 or self.is_alone:
                     raise
-                reason = f"; it cannot be served here either: {error}"
+                reason = f"; serving here failed as well: {error}"
         try:
             text = f"waiting for the dlrun of {options.host}:{options.port}"
             with self._progress_messages(lambda: f"{text}, {self._remaining_s():.0f} s at most"):
                 store = _core.TCPStore(options.host, options.port, timeout=self._remaining_s(), secret=self._secret)
         except _core.DistError as error:
-            raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{reason}") from error
+            raise LaunchError(f"the dlrun at {options.host}:{options.port} is unreachable: {error}{reason}") from error
         store.set_timeout(_REPLY_TIMEOUT_S)
         return store, False
 
@@ -158,12 +158,12 @@ class Launchers:
         options = self._options
         node = options.node_rank if options.node_rank is not None else self._store.add("arrived", 1) - 1
         if node >= options.nnodes:
-            raise LaunchError(f"the job at {options.host}:{options.port} has all of its {options.nnodes} machines already")
+            raise LaunchError(f"the job at {options.host}:{options.port} is full: got a further machine, expected {options.nnodes} (--nnodes)")
         own = self._describe()
         published = self._store.compare_set(f"node/{node}", "", json.dumps(own))
         if json.loads(published) != own:
             other = json.loads(published)
-            raise LaunchError(f"machine {node} is there already: host {other['host']}, pid {other['pid']}")
+            raise LaunchError(f"machine {node} has already joined: host {other['host']}, pid {other['pid']}; use another --node-rank")
         return node
 
     def _describe(self) -> dict[str, Any]:
@@ -184,16 +184,14 @@ class Launchers:
                 self._store.wait(keys, timeout=self._remaining_s())
         except _core.DistTimeoutError as error:
             missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
-            raise LaunchError(
-                f"{len(missing)} of {count} machines did not come within {JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}"
-            ) from error
+            raise LaunchError(f"{len(missing)} of {count} machines did not join within {JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}") from error
         descriptions = [json.loads(description) for description in self._store.multi_get(keys)]
         for number, description in enumerate(descriptions):
             for option in ("--nnodes", "--max-restarts"):
                 if description[option] != descriptions[node][option]:
                     raise LaunchError(
-                        f"machine {number} (host {description['host']}) was started with {option} {description[option]}, "
-                        f"this one with {descriptions[node][option]}"
+                        f"{option} differs between machines: got {descriptions[node][option]}, "
+                        f"expected {description[option]}, as on machine {number} (host {description['host']})"
                     )
         counts = [description["nproc"] for description in descriptions]
         return ranks.NodeLayout(node, count, sum(counts[:node]), counts[node], sum(counts))
@@ -201,10 +199,7 @@ class Launchers:
     def _joined_text(self, keys: list[str]) -> str:
         descriptions = [self._store.try_get(key) for key in keys]
         hosts = [f"{number} ({json.loads(description)['host']})" for number, description in enumerate(descriptions) if description is not None]
-        return (
-            f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._remaining_s():.0f} s at most; "
-            f"here: {', '.join(hosts)}"
-        )
+        return (f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._remaining_s():.0f} s at most; joined: {', '.join(hosts)}")
 
     def attempt(self, number: int) -> ranks.Attempt:
         key = f"attempt/{number}"
@@ -225,7 +220,7 @@ class Launchers:
         if node is None:
             return None
         host = json.loads(self._store.get(f"node/{node}"))["host"]
-        reason = f"nothing has been heard of the dlrun of machine {node} (host {host}) for {HEARTBEAT_TIMEOUT_S:.0f} s"
+        reason = f"the dlrun of machine {node} (host {host}) has sent no heartbeat for {HEARTBEAT_TIMEOUT_S:.0f} s"
         return self.report(number, launch_report.launcher_failure(self.layout.node, 1, reason))
 
     def report(self, number: int, failure: launch_report.Failure) -> launch_report.Failure:

@@ -16,13 +16,13 @@ GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL: enough to write a checkpoint, and torchrun's default."""
 KEEP_NONE, KEEP_STDOUT, KEEP_STDERR, KEEP_BOTH = 0, 1, 2, 3
 
-_DESCRIPTION = """Runs a program on several processes, called ranks, that form one job.
+_DESCRIPTION = """Run a program in several processes, called ranks, that form one job.
 
-Every rank gets its number and where to meet the others in its environment, under the names torchrun uses (RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT ...). What ranks print comes out line by line with the rank before it.
-When one fails the others are ended, and its exception is printed last; its exit code is that of dlrun. SIGUSR2 has dlrun
-report which rank waits where, while the program goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT end the job; those
-that are ignored when dlrun starts stay ignored, such as SIGHUP under nohup."""
+Each rank has its number and the address of rank 0 in its environment, in the variables that torchrun sets (RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT ...). The output of ranks is printed line by line, prefixed with the rank.
+If a rank fails, dlrun ends the other ranks, prints the rank's exception last, and exits with its exit code. On SIGUSR2,
+dlrun reports the calls that ranks wait in; the program continues. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT end the
+job; signals that are ignored when dlrun starts stay ignored, such as SIGHUP under nohup."""
 
 _EPILOG = """examples:
   dlrun --nproc-per-node 4 train.py --epochs 3
@@ -35,40 +35,40 @@ on each of two machines:
 _STREAMS = '0: nothing, 1: stdout, 2: stderr, 3: both; or by local rank, "0:3,1:2"'
 # For each section of the help: pairs of an option's names and its arguments for argparse.
 _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "how many": (
+    "number of ranks": (
         ("-n -np --nproc-per-node", {"dest": "nproc", "default": "1", "metavar": "N",
-         "help": 'ranks on this machine, or "cpu" or "auto" for as many as there are usable cores (default: 1)'}),
-        ("--nnodes", {"default": "1", "metavar": "N", "help": "machines, each with a dlrun of its own (default: 1)"}),
+         "help": 'number of ranks on this machine, or "cpu" or "auto" for one per usable core (default: 1)'}),
+        ("--nnodes", {"default": "1", "metavar": "N", "help": "number of machines, each with its own dlrun (default: 1)"}),
     ),
-    "how several machines meet": (
-        ("--node-rank", {"type": int, "metavar": "N", "help": "which of the machines this is; without it, in order of arrival"}),
+    "several machines": (
+        ("--node-rank", {"type": int, "metavar": "N", "help": "number of this machine (default: in the order in which machines join)"}),
         ("--master-addr", {"dest": "host", "metavar": "HOST", "help": "address of machine 0 (default: 127.0.0.1)"}),
         ("--master-port", {"dest": "port", "type": int, "metavar": "PORT",
-         "help": f"port there (default: {DEFAULT_PORT}; for one machine a free one)"}),
-        ("--rdzv-endpoint", {"metavar": "HOST:PORT", "help": "address and port; the dlrun on the machine with that address serves it"}),
+         "help": f"port of machine 0 (default: {DEFAULT_PORT}; for one machine, any free port)"}),
+        ("--rdzv-endpoint", {"metavar": "HOST:PORT", "help": "address and port; served by the dlrun on the machine with that address"}),
         ("--rdzv-backend", {"default": "c10d", "choices": ("c10d", "static"),
-         "help": "for compatibility with torchrun: in both cases the machines meet at the endpoint"}),
+         "help": "for compatibility with torchrun; both use the endpoint"}),
         ("--monitor-interval", {"dest": "poll_s", "type": float, "default": _POLL_S, "metavar": "SECONDS",
-         "help": f"how often to look for failures on other machines (default: {_POLL_S:g})"}),
+         "help": f"time between checks for failures on other machines (default: {_POLL_S:g})"}),
         ("--rdzv-id", {"dest": "run_id", "metavar": "NAME", "help": "name of the job, the same on all machines"}),
-        ("--standalone", {"action": "store_true", "help": "use one machine and a free port, whatever the other options say"}),
+        ("--standalone", {"action": "store_true", "help": "use one machine and any free port; ignore other options for machines"}),
         ("--no-secret", {"dest": "has_secret", "action": "store_false",
-         "help": "let processes connect without a secret: for programs that use torch's own store client, which has none"}),
+         "help": "let processes connect without a secret, for programs that use torch's own store client"}),
     ),
-    "how it runs": (
+    "program": (
         ("-m --module", {"dest": "is_module", "action": "store_true", "help": "the program is a module, as with python -m"}),
         ("--no-python", {"dest": "is_python", "action": "store_false", "help": "the program is a command, not a Python script"}),
-        ("--role", {"default": "default", "metavar": "NAME", "help": "what ranks find in ROLE_NAME (default: default)"}),
-        ("--max-restarts", {"type": int, "default": 0, "metavar": "N", "help": "start all ranks again after a failure, N times"}),
+        ("--role", {"default": "default", "metavar": "NAME", "help": "value of ROLE_NAME in the environment of ranks (default: default)"}),
+        ("--max-restarts", {"type": int, "default": 0, "metavar": "N", "help": "restart all ranks after a failure, at most N times"}),
         ("--shutdown-timeout", {"dest": "grace_s", "type": float, "default": GRACE_S, "metavar": "SECONDS",
-         "help": f"the time from the signal that ends ranks until they are killed (default: {GRACE_S:g})"}),
-        ("--bind-cores", {"dest": "has_bound_cores", "action": "store_true", "help": "give each rank cores of its own"}),
+         "help": f"time between the signal to end and the kill of remaining ranks (default: {GRACE_S:g})"}),
+        ("--bind-cores", {"dest": "has_bound_cores", "action": "store_true", "help": "bind each rank to its own cores"}),
         ("--log-dir", {"metavar": "DIR",
-         "help": "keep what ranks print in DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log"}),
+         "help": "write the output of ranks to DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log"}),
         ("--local-ranks-filter", {"dest": "shown_ranks", "default": "", "metavar": "RANKS",
          "help": 'show only the output of these local ranks, for example "0,2" (default: all)'}),
-        ("-t --tee", {"metavar": "WHAT", "help": f"what goes to files and to the console ({_STREAMS})"}),
-        ("-r --redirects", {"default": "0", "metavar": "WHAT", "help": "what goes only to files, with the same values"}),
+        ("-t --tee", {"metavar": "WHAT", "help": f"streams to write to files and the console ({_STREAMS})"}),
+        ("-r --redirects", {"default": "0", "metavar": "WHAT", "help": "streams to write only to files, with the same values"}),
     ),
 }
 
@@ -158,11 +158,9 @@ def _check(options: Options) -> None:
         options.nnodes = 1
         options.node_rank = options.host = options.port = options.rdzv_endpoint = None  # type: ignore[assignment]
     if options.node_rank is not None and not 0 <= options.node_rank < options.nnodes:
-        raise ValueError(
-            f"--node-rank must be from 0 to {options.nnodes - 1} with --nnodes {options.nnodes}, not {options.node_rank}"
-        )
+        raise ValueError(f"--node-rank must be from 0 to {options.nnodes - 1} with --nnodes {options.nnodes}, not {options.node_rank}")
     if options.is_module and not options.is_python:
-        raise ValueError("-m and --no-python exclude each other")
+        raise ValueError("got both -m and --no-python, expected one of them")
     options.host, options.port = _endpoint(options)
     redirects = str(options.redirects)
     # With --log-dir but no choice of streams, write output to files and the console.
@@ -184,21 +182,21 @@ def _endpoint(options: Options) -> tuple[str, int]:
     port: object = options.port
     if options.rdzv_endpoint:
         if host is not None or port is not None:
-            raise ValueError("--rdzv-endpoint says what --master-addr and --master-port say: give one or the other")
+            raise ValueError("got both --rdzv-endpoint and --master-addr or --master-port, expected one of them")
         host, _, port = options.rdzv_endpoint.rpartition(":") if ":" in options.rdzv_endpoint else (options.rdzv_endpoint, "", "")
         if ":" in host and not host.startswith("["):
-            raise ValueError(f"--rdzv-endpoint: {options.rdzv_endpoint!r}: such an address is written in brackets: [::1]:29500")
+            raise ValueError(f"--rdzv-endpoint: got {options.rdzv_endpoint!r}, expected an IPv6 address in brackets, such as [::1]:29500")
     elif options.nnodes > 1 and host is None:
-        raise ValueError(f"--nnodes {options.nnodes} needs --rdzv-endpoint or --master-addr, an address that all machines reach")
+        raise ValueError(f"got --nnodes {options.nnodes} without an address, expected --rdzv-endpoint or --master-addr, which all machines can reach")
     elif options.nnodes > 1 and options.node_rank is None:
-        raise ValueError("--master-addr with several machines needs --node-rank; with --rdzv-endpoint it may be left out")
+        raise ValueError("got --master-addr for several machines without --node-rank, expected both; or use --rdzv-endpoint")
     if port in (None, ""):
         port = DEFAULT_PORT if options.nnodes > 1 else 0
     return (host or "127.0.0.1").strip("[]"), _port("--rdzv-endpoint" if options.rdzv_endpoint else "--master-port", port)
 
 
 def _port(name: str, value: object) -> int:
-    return _parse_integer(value, 0, 65535, f"{name}: {value!r} is no port: a number from 0 to 65535 is wanted")
+    return _parse_integer(value, 0, 65535, f"{name} must be a port from 0 to 65535, not {value!r}")
 
 
 def _parse_integer(value: object, minimum: int, maximum: float, message: str) -> int:

@@ -114,5 +114,5 @@ def signal_name(number: int) -> str:
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    hint = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
+    hint = ", possibly by the kernel, out of memory" if -code == signal.SIGKILL else ""
     return f"killed by {signal_name(-code)}{hint}"

@@ -82,8 +82,8 @@ def missing_script_reason(options: launch_options.Options) -> str | None:
     if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
         return None
     if shutil.which(program) is not None:
-        return f"there is no script {program}; to run the command {program}, say --no-python"
-    return f"there is no script {program} in {os.getcwd()}"
+        return f"script {program} does not exist; to run the command {program}, pass --no-python"
+    return f"script {program} does not exist in {os.getcwd()}"
 
 
 def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:

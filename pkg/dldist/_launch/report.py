@@ -59,7 +59,7 @@ class Failure:
         try:
             return Failure(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"another launcher has sent no report of a failure: {error}") from None
+            raise ValueError(f"malformed failure report of another launcher: {error}") from None
 
 
 def launcher_failure(node: int, code: int, reason: str) -> Failure:

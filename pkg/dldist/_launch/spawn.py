@@ -143,7 +143,7 @@ class ProcessContext:
         try:
             has_message = call.read_message()
         except Exception as unreadable:
-            unreadable.add_note(f"spawn(): while the result of process {call.number} was read")
+            unreadable.add_note(f"spawn(): while reading the result of process {call.number}")
             raise
         self.results[call.number] = call.result
         if has_message and call.failure:

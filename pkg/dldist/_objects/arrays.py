@@ -87,7 +87,7 @@ def _describe_numpy(array: Any, library: bytes) -> Array:
 def _describe_torch(tensor: Any) -> Array:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.device.type != "cpu":
-        raise TypeError(f"is a tensor on {tensor.device}: move it to the CPU first")
+        raise TypeError(f"is a tensor on another device: got {tensor.device}, expected cpu")
     if dtype not in _DTYPES or tensor.layout is not sys.modules["torch"].strided:
         raise TypeError(f"is a tensor of {tensor.dtype}, {tensor.layout}, which serializer='safe' does not take")
     packed = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -102,7 +102,7 @@ def _describe_other(obj: Any) -> Array:
 
         array = numpy.asarray(obj)
     except Exception as error:
-        raise TypeError(f"is a {type(obj).__name__} that NumPy cannot read ({error})") from error
+        raise TypeError(f"is unreadable for NumPy: got a {type(obj).__name__} ({error})") from error
     return _describe_numpy(array, OTHER)
 
 
@@ -115,7 +115,7 @@ def _describe_buffer(obj: Any) -> Array | None:
     try:
         description = _core._describe_tensor(obj, False)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"is a {type(obj).__name__} that cannot be sent ({error})") from error
+        raise TypeError(f"is an unsupported buffer: got a {type(obj).__name__} ({error})") from error
     raw = PickleBuffer(view).raw() if view.c_contiguous else memoryview(view.tobytes())
     return Array(OTHER, description["dtype"], description["shape"], raw)
 
@@ -123,9 +123,9 @@ def _describe_buffer(obj: Any) -> Array | None:
 def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of an array that a peer describes. ValueError if it is invalid."""
     if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
-        raise ValueError("an array of an unknown library")
+        raise ValueError(f"unknown array library: got {library!r}")
     if dtype not in _DTYPES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
-        raise ValueError(f"no array has dtype {dtype!r} and {len(shape)} dimensions")
+        raise ValueError(f"invalid array: got dtype {dtype!r} and {len(shape)} dimensions")
     return prod(shape) * _DTYPES[dtype][0]
 
 
@@ -145,7 +145,7 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
         return _make_torch(torch, dtype, shape, raw)
     _, format_code = _DTYPES[dtype]
     if format_code is None:
-        raise _core.DistError(f"an array of {dtype} came, and there is neither NumPy (with ml_dtypes) nor torch to hold it")
+        raise _core.DistError(f"received an array of {dtype}: no library for it; install NumPy (with ml_dtypes) or torch")
     flat = raw.cast(format_code)
     # cast() cannot make a memoryview with dimensions of size 0.
     return flat.cast("B").cast(format_code, shape) if raw.nbytes else flat

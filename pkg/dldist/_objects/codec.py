@@ -23,7 +23,7 @@ def find(name: str) -> Any:
     buffers; `read(head, buffers)` returns the object; `number` identifies the serializer in a
     prefix."""
     if name not in MODULES:
-        raise ValueError(f"serializer must be 'safe' or 'pickle', not {name!r}")
+        raise ValueError(f"argument 'serializer' must be 'safe' or 'pickle', not {name!r}")
     return __import__(MODULES[name], fromlist=("write",))
 
 

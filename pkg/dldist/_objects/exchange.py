@@ -116,7 +116,9 @@ class Exchange:
             error = objs.error
         else:
             description = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"
-            error = ValueError(f"{self._name}(): a list of {size} objects is needed, one for each rank, not {description}")
+            error = ValueError(
+                f"{self._name}(): another number of objects: got {description}, expected a list of {size}, one for each rank"
+            )
         if error is not None:
             outgoing = [Outgoing(Refusal(error), self._serializer)] * size
         return outgoing

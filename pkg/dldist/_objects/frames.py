@@ -57,7 +57,9 @@ class Outgoing:
                 raise obj.error
             buffers = serializer.write(obj, head)
             if len(buffers) > ROUNDS_MAX:
-                raise ValueError(f"{len(buffers)} arrays of {codec.IN_BAND_BYTES} bytes or more in an object: at most {ROUNDS_MAX} can be sent")
+                raise ValueError(
+                    f"too many arrays of at least {codec.IN_BAND_BYTES} bytes in an object: got {len(buffers)}, expected at most {ROUNDS_MAX}"
+                )
             self._buffers = buffers
         except Exception as error:
             self.error = error
@@ -115,15 +117,15 @@ class Incoming:
         fields = _PREFIX.unpack_from(prefix)
         magic, version, self.number, first, stop, self._count, self._head_bytes, self._buffer_bytes = fields
         if magic != _MAGIC or version != _VERSION:
-            raise self._error("sent something that is not an object, or comes from another version of dldist")
+            raise self._error("sent a malformed object, or has another version of dldist")
         nbytes = self._head_bytes + self._buffer_bytes
         if nbytes > _memory_limit():
-            raise self._error(f"announces an object of {nbytes} bytes, more than this machine has memory")
+            raise self._error(f"sent an object too large for this machine: got {nbytes} bytes, expected at most {_memory_limit()}")
         self.rounds = range(first, stop)
         self._own_rounds = _rounds_of(self._head_bytes, self._count)
         is_large_enough = 8 * self._count <= self._head_bytes and codec.IN_BAND_BYTES * self._count <= self._buffer_bytes
         if not is_large_enough or not self._has_valid_rounds(has_other_objects):
-            raise self._error("sent a malformed object: its sizes contradict each other")
+            raise self._error("sent a malformed object: inconsistent sizes")
         self._buffers: list[memoryview] = []
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own_rounds.start else None
 
@@ -147,7 +149,7 @@ class Incoming:
         names = {codec.find(name).number: name for name in codec.MODULES}
         sender_serializer = repr(names.get(self.number, f"number {self.number}"))
         return self._error(
-            f"uses serializer={sender_serializer}, and this rank serializer={serializer.name!r}: nothing was decoded", DistMismatchError
+            f"used another serializer: got serializer={sender_serializer}, expected serializer={serializer.name!r}", DistMismatchError
         )
 
     def buffer_for(self, index: int) -> memoryview:
@@ -165,7 +167,7 @@ class Incoming:
         assert self._head is not None
         sizes = struct.unpack(f"<{self._count}Q", self._head[self._head_bytes - 8 * self._count :])
         if sum(sizes) != self._buffer_bytes:
-            raise self._error("sent a malformed object: its sizes contradict each other")
+            raise self._error("sent a malformed object: inconsistent sizes")
         self._buffers = [codec.new_buffer(size) for size in sizes]
 
     def read(self, serializer: Any) -> Any:
@@ -174,7 +176,7 @@ class Incoming:
         try:
             return serializer.read(self._head[: self._head_bytes - 8 * self._count], self._buffers)
         except Exception as error:
-            error.add_note(f"{self._call}(): while the object of rank {self.rank} was read (serializer={serializer.name!r})")
+            error.add_note(f"{self._call}(): while reading the object of rank {self.rank} (serializer={serializer.name!r})")
             raise
 
     def _error(self, text: str, kind: type[DistError] = DistError) -> DistError:

@@ -62,7 +62,7 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, types.FunctionType)) and not is_importable(obj):
             raise pickle.PicklingError(
-                f"{obj.__qualname__} cannot be sent to another process, which cannot import it: put it into a module, "
+                f"{obj.__qualname__} cannot be pickled: expected a name that another process can import; define it in a module, "
                 "or install cloudpickle"
             )
         return NotImplemented

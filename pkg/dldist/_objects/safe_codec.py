@@ -125,7 +125,7 @@ class _Writer:
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _Refused(ValueError, f"is inside of {MAX_DEPTH} containers: serializer='safe' goes no deeper (a cycle?)")
+            raise _Refused(ValueError, f"is nested too deeply for serializer='safe': expected at most {MAX_DEPTH} containers around it (a cycle?)")
 
     def _sequence(self, items: Any) -> None:
         self._enter()
@@ -164,8 +164,8 @@ class _Writer:
             kind = type(obj)
             raise _Refused(
                 TypeError,
-                f"is a {kind.__module__}.{kind.__qualname__}, which serializer='safe' does not take; serializer='pickle' takes "
-                "any object that can be pickled, and lets its sender run code on the receiver",
+                f"has an unsupported type for serializer='safe': got {kind.__module__}.{kind.__qualname__}; serializer='pickle' "
+                "accepts any object that can be pickled, but its sender can then run code on the receiver",
             )
         name = array.dtype.encode()
         self._put(b"a" + array.library + bytes([len(name)]) + name + bytes([len(array.shape)]))
@@ -204,20 +204,17 @@ class _Reader:
     def read(self) -> Any:
         method = _READERS.get(bytes(self._take(1)))
         if method is None:
-            raise ValueError("no type has this number")
+            raise ValueError("unknown type number")
         return method(self)
 
     def check_end(self) -> None:
         if self.position != len(self._head) or self._used != len(self._buffers):
-            raise DistError(
-                f"malformed object: {len(self._head) - self.position} bytes and {len(self._buffers) - self._used} buffers "
-                "are left over"
-            )
+            raise DistError(f"malformed object: {len(self._head) - self.position} bytes and {len(self._buffers) - self._used} buffers are left over")
 
     def _take(self, nbytes: int) -> memoryview:
         stop = self.position + nbytes
         if stop > len(self._head):
-            raise ValueError(f"{nbytes} bytes wanted, {len(self._head) - self.position} left")
+            raise ValueError(f"truncated: got {len(self._head) - self.position} bytes, expected {nbytes}")
         data = self._head[self.position : stop]
         self.position = stop
         return data
@@ -247,10 +244,10 @@ class _Reader:
         if location == _IN_BAND:
             return self._take(nbytes)
         if location != _OUT_OF_BAND or self._used == len(self._buffers):
-            raise ValueError("no such buffer")
+            raise ValueError(f"missing buffer: got {len(self._buffers)}, expected more")
         buffer = self._buffers[self._used]
         if buffer.nbytes != nbytes:
-            raise ValueError(f"a buffer of {buffer.nbytes} bytes where {nbytes} are wanted")
+            raise ValueError(f"buffer has another size: got {buffer.nbytes} bytes, expected {nbytes}")
         self._used += 1
         return buffer
 
@@ -264,10 +261,10 @@ class _Reader:
         """Yield the announced number of items; raise if the remaining bytes cannot hold them."""
         count = self._count()
         if count * min_item_bytes > len(self._head) - self.position:
-            raise ValueError(f"{count} elements in {len(self._head) - self.position} bytes")
+            raise ValueError(f"too many elements: got {count}, expected at most {len(self._head) - self.position}, a byte each")
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
+            raise ValueError(f"containers are nested too deeply: expected at most {MAX_DEPTH}")
         for _ in range(count):
             yield self.read() if min_item_bytes == 1 else (self.read(), self.read())
         self._depth -= 1
@@ -280,7 +277,7 @@ class _Reader:
         is_own = self._head[self.position : self.position + 1] == bytes([_OUT_OF_BAND])
         raw = self._memory()
         if raw.nbytes != nbytes:
-            raise ValueError(f"an array of {dtype}{list(shape)} in {raw.nbytes} bytes")
+            raise ValueError(f"array {dtype}{list(shape)} has another size: got {raw.nbytes} bytes")
         return arrays.make(library, dtype, shape, raw if is_own else memoryview(bytearray(raw)))
 
 

@@ -107,7 +107,7 @@ def _from_names(environ: Mapping[str, str], kind: str, rank: str, size: str, loc
 
 def _check_below(name: str, number: int, limit_name: str, limit: int) -> None:
     if number >= limit:
-        raise ValueError(f"environment variable {name} is {number}, which does not go with {limit_name}={limit}")
+        raise ValueError(f"environment variable {name} is out of range: got {number}, expected less than {limit_name}={limit}")
 
 
 def _from_env(environ: Mapping[str, str]) -> Launch | None:
@@ -202,7 +202,7 @@ def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
         total += int(times)
         if node < total:
             return int(count)
-    raise ValueError(f"environment variable {name}={text!r} says nothing of this node, SLURM_NODEID={node}")
+    raise ValueError(f"environment variable {name} lacks this node: got {text!r}, expected an item for SLURM_NODEID={node}")
 
 
 def expand_hosts(text: str) -> Iterator[str]:
@@ -212,7 +212,7 @@ def expand_hosts(text: str) -> Iterator[str]:
     numbers = r"\d+(?:-\d+)?"
     host = rf"(?:[^,\[\]]|\[{numbers}(?:,{numbers})*\])+"
     if not re.fullmatch(f"{host}(?:,{host})*", text):
-        raise ValueError(f"unbalanced brackets, no number in them, or an empty name in the list of hosts {text!r}")
+        raise ValueError(f"malformed list of hosts: got {text!r}, expected one like 'node[01-03,7],gpu5'")
     for pattern in re.findall(host, text):
         yield from _expand_one(pattern)
 
@@ -259,8 +259,7 @@ def _make_private(directory: str) -> str:
     reason = _privacy_problem(directory)
     if reason is not None:
         raise _core.DistStoreError(
-            f"the ranks of this host cannot meet in {directory}, which {reason}: remove it, or set TMPDIR, "
-            "or MASTER_ADDR and MASTER_PORT"
+            f"rendezvous directory {directory} is unusable: it {reason}; remove it, or set TMPDIR, or MASTER_ADDR and MASTER_PORT"
         )
     return directory
 

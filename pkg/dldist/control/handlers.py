@@ -11,7 +11,7 @@ class Request:
 
     def body(self) -> str:
         """Return the body as text. Raises UnicodeDecodeError if it is not UTF-8."""
-        raise NotImplementedError("body() of a request that is not one of a server's")
+        raise NotImplementedError("body(): got a request that no server made")
 
     def get_param(self, name: str, /) -> str:
         """Return the first parameter of this name, or "" if there is none.
@@ -19,7 +19,7 @@ class Request:
         Args:
             name: The parameter's name in the URL's query, or in a form body.
         """
-        raise NotImplementedError("get_param() of a request that is not one of a server's")
+        raise NotImplementedError("get_param(): got a request that no server made")
 
 
 class Response:
@@ -32,7 +32,7 @@ class Response:
             content: The content to send; text is encoded as UTF-8.
             content_type: The MIME type, such as "text/plain".
         """
-        raise NotImplementedError("set_content() of a response that is not one of a server's")
+        raise NotImplementedError("set_content(): got a response that no server made")
 
     def set_status(self, status: int) -> None:
         """Set the HTTP status.
@@ -40,7 +40,7 @@ class Response:
         Args:
             status: The status, 200 to 599.
         """
-        raise NotImplementedError("set_status() of a response that is not one of a server's")
+        raise NotImplementedError("set_status(): got a response that no server made")
 
 
 Handler: TypeAlias = "Callable[[Request, Response], object]"
@@ -126,7 +126,7 @@ def get_handler(name: str) -> Handler:
     try:
         return _handlers[name][0]
     except KeyError:
-        raise ValueError(f"Failed to find handler {name}") from None
+        raise ValueError(f"Failed to find handler {name}: expected one of {', '.join(handler_names())}") from None
 
 
 def handler_names() -> list[str]:

@@ -150,10 +150,10 @@ class Connection(BaseHTTPRequestHandler):
     def _check_client(self) -> None:
         """Check the token. Reject web pages: browsers can reach servers that only this host can."""
         if self.headers.get("Origin") is not None:
-            raise _Refusal(403, "requests of web pages are refused: this one has an Origin\n")
+            raise _Refusal(403, "requests of web pages are refused: got a header Origin, expected none\n")
         credentials = (self.headers.get("Authorization") or "").encode("utf-8", "surrogateescape")
         if self._token and not hmac.compare_digest(credentials, f"Bearer {self._token}".encode()):
-            raise _Refusal(401, "the job has a secret: send Authorization: Bearer and what dldist.control.token() says\n")
+            raise _Refusal(401, "authentication required: expected Authorization: Bearer TOKEN, with TOKEN of dldist.control.token()\n")
 
     def _read_body(self) -> bytes:
         nbytes = self._body_bytes()

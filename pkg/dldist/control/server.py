@@ -271,14 +271,14 @@ def _bind_path(path: str) -> socket.socket:
 def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
     try:
         if not 0 <= port <= 65535:
-            raise OSError("a port is 0 to 65535")
+            raise OSError(f"argument 'port' must be 0 to 65535, not {port}")
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
     if not anyone and not _is_loopback(str(address[0])):
         raise ValueError(
-            f"serve(): {host} is not a loopback address, and the job has no secret: set DLDIST_SECRET, or pass anyone=True "
-            "if every client that reaches the port may call every handler"
+            f"serve(): argument 'host': got {host}, expected a loopback address, as the job has no secret; set DLDIST_SECRET, "
+            "or pass anyone=True to let every client that reaches the port call every handler"
         )
     listener = socket.socket(family, kind)
     try:

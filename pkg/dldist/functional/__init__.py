@@ -414,7 +414,7 @@ def all_gather_any(
     """
     form = Form("all_gather_any", x, group, timeout, async_op)
     if arrays.is_traced(x):
-        raise TypeError("all_gather_any(): not in jax.jit, where the shapes of results must be known beforehand")
+        raise TypeError("all_gather_any(): unsupported in jax.jit, which requires the shapes of results; call it outside")
     shapes = _exchange_shapes(form)
     family = arrays.family_of(x, form.name)
 
@@ -428,11 +428,11 @@ def all_gather_any(
 
 def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
     if len(form.shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"{form.name}(): x has {len(form.shape)} dimensions; dldist takes up to {_MAX_DIMENSIONS}")
+        raise ValueError(f"{form.name}(): argument 'x' has too many dimensions: got {len(form.shape)}, expected at most {_MAX_DIMENSIONS}")
     shapes = Exchange(form.operations, form.name, "safe", form.timeout).all_gather(form.shape)
     for rank, shape in enumerate(shapes):
         if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in shape):
-            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent what is no shape: {shape!r}")
+            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent a malformed shape: got {shape!r}")
     return shapes
 
 
@@ -550,7 +550,7 @@ def all_to_all(
     form = Form("all_to_all", x, group, timeout, async_op)
     split, concat = form.axis(split_axis, "split_axis"), form.axis(concat_axis, "concat_axis")
     if split != concat and (output_split_sizes is not None or input_split_sizes is not None):
-        raise ValueError("all_to_all(): split sizes are for equal split_axis and concat_axis")
+        raise ValueError(f"all_to_all(): got split sizes with split_axis {split} and concat_axis {concat}, expected equal axes")
     sent = _split_sizes(form, "input_split_sizes", input_split_sizes, split)
     if split == concat:
         received = _split_sizes(form, "output_split_sizes", output_split_sizes, split)
@@ -584,10 +584,10 @@ def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: i
     sizes = list(sizes)
     numbers = [number for size in sizes if (number := as_index(size)) is not None and number >= 0]
     if len(sizes) != form.size or len(numbers) != form.size:
-        raise ValueError(f"{form.name}(): argument '{argument}' must be a size for each of {form.size} ranks, not {sizes}")
+        raise ValueError(f"{form.name}(): argument '{argument}': got {sizes}, expected {form.size} sizes of 0 or more, one for each rank")
     if argument == "input_split_sizes" and sum(numbers) != form.shape[axis]:
         raise ValueError(
-            f"{form.name}(): argument '{argument}': {numbers} is {sum(numbers)} together, and axis {axis} has {form.shape[axis]}"
+            f"{form.name}(): argument '{argument}' has another sum: got {sum(numbers)} ({numbers}), expected {form.shape[axis]}, as axis {axis}"
         )
     return numbers
 
@@ -648,11 +648,11 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     routes: dict[int, int] = {}
     for pair in pairs:
         if len(pair) != 2:
-            raise ValueError(f"{form.name}(): argument 'pairs' must have pairs of a source and a destination, not {pair}")
+            raise ValueError(f"{form.name}(): argument 'pairs': got {pair}, expected pairs of a source and a destination")
         source, destination = pair
         source, destination = form.check_rank(source, "pairs"), form.check_rank(destination, "pairs")
         if source in routes or destination in routes.values():
-            raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pair}")
+            raise ValueError(f"{form.name}(): argument 'pairs' has a source or destination twice: got {pair}, expected each rank once per side")
         routes[source] = destination
     return routes
 

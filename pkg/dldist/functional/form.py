@@ -46,20 +46,18 @@ class Form:
         number = as_index(axis)
         if number is None or not -count <= number < count:
             raise ValueError(
-                f"{self.name}(): argument '{argument}' is {axis!r}, and there are {count} axes: x has the shape {self.shape}"
+                f"{self.name}(): argument '{argument}' is out of range: got {axis!r}, expected {-count} to {count - 1} for shape {self.shape}"
             )
         axis = number % count
         if axis > 0 and not self._family.has_slices:
-            raise ValueError(
-                f"{self.name}(): argument '{argument}' is {axis}: arrays of this type can only be taken apart along axis 0"
-            )
+            raise ValueError(f"{self.name}(): argument '{argument}': got {axis}, expected 0, the only axis along which this type can be sliced")
         return axis
 
     def share(self, axis: int) -> int:
         """Return the length of a rank's part of an axis; ValueError if it cannot be divided."""
         extent = self.shape[axis]
         if extent % self.size != 0:
-            raise ValueError(f"{self.name}(): axis {axis} of {self.shape} cannot be shared evenly by {self.size} ranks")
+            raise ValueError(f"{self.name}(): axis {axis} of argument 'x' is not divisible: got {extent}, expected a multiple of {self.size} (ranks)")
         return extent // self.size
 
     def with_extent(self, axis: int, extent: int) -> tuple[int, ...]:
@@ -69,7 +67,7 @@ class Form:
     def check_rank(self, rank: Any, argument: str) -> int:
         number = as_index(rank)
         if number is None or number not in range(self.size):
-            raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: {rank!r} is not in 0 to {self.size - 1}")
+            raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: got {rank!r}, expected 0 to {self.size - 1}")
         return number
 
     def run(
@@ -98,7 +96,7 @@ class Form:
         self._call_batched = call_batched
         library = self._transforming_library(arrays)
         if library is not None and self.async_op:
-            raise ValueError(f"{self.name}(): async_op=True is not for arrays that are traced or need a gradient")
+            raise ValueError(f"{self.name}(): argument 'async_op': got True, expected False for arrays that are traced or need a gradient")
         if library is not None:
             return pack(*library.run(self, arrays))
         wait_for_compiled_calls()
@@ -162,8 +160,8 @@ class Form:
         operations = operations_of(self.group)
         if (operations.rank, operations.size) != (self.rank, self.size):
             raise ValueError(
-                f"{self.name}(): compiled as rank {self.rank} of {self.size}, and called as rank {operations.rank} of "
-                f"{operations.size}: compile the function again (jax.clear_caches())"
+                f"{self.name}(): compiled for another rank: got rank {operations.rank} of {operations.size}, expected "
+                f"{self.rank} of {self.size}; compile the function again (jax.clear_caches())"
             )
         return operations
 

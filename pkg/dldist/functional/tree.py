@@ -42,9 +42,7 @@ def _walk_dict(tree: dict[Any, Any], leaves: list[Any], call: str) -> Callable[[
     try:
         order = sorted(tree)
     except TypeError:
-        raise TypeError(
-            f"{call}(): a dict in the tree has keys without an order, which all ranks must share: {list(tree)}"
-        ) from None
+        raise TypeError(f"{call}(): a dict in the tree has keys without an order: got {list(tree)}, expected keys that can be sorted") from None
     parts = {key: _walk(tree[key], leaves, call) for key in order}
 
     def build(others: Any) -> Any:

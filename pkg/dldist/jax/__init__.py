@@ -43,7 +43,7 @@ def library() -> str:
 
     spec = find_spec("dldist.jax._mpi")
     if spec is None or spec.origin is None:
-        raise RuntimeError("this installation of dldist has no library for JAX (dldist/jax/_mpi): install it again")
+        raise RuntimeError("this installation of dldist has no library for JAX (dldist/jax/_mpi); reinstall dldist")
     return spec.origin
 
 
@@ -69,7 +69,7 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
     global _timeout
     variables = environment()
     if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in variables.items()):
-        raise RuntimeError("dldist.jax.install() comes too late: JAX has been imported, and looks for MPI only at its import")
+        raise RuntimeError("dldist.jax.install(): JAX is already imported; call install() before JAX is imported")
     os.environ.update(variables)
     _timeout = timeout
 
@@ -102,7 +102,9 @@ def _free_address(world: World) -> str:
     """Return an address on this machine for JAX's coordinator to listen on."""
     import socket
 
-    host = "127.0.0.1" if all(member.is_same_host for member in world.members) else os.environ.get("MASTER_ADDR") or socket.getfqdn()
+    host = "127.0.0.1" if all(member.is_same_host for member in world.members) else os.environ.get(
+        "MASTER_ADDR"
+    ) or socket.getfqdn()
     with socket.socket() as listener:
         listener.bind(("", 0))
         return f"{host}:{listener.getsockname()[1]}"
@@ -162,7 +164,9 @@ def _support_float16() -> None:
 
         _float16.install()
     except (ImportError, AttributeError, KeyError) as error:
-        logging.getLogger("dldist").warning("reductions of float16 will fail: this JAX is not known (%s: %s)", type(error).__name__, error)
+        logging.getLogger(
+            "dldist"
+        ).warning("reductions of float16 will fail: unknown version of JAX (%s: %s)", type(error).__name__, error)
 
 
 def _clique_name(clique: tuple[int, ...]) -> str:

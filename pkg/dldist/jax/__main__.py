@@ -10,7 +10,7 @@ from dldist.jax import environment
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dldist.jax", description=__doc__)
-    parser.add_argument("--env", action="store_true", required=True, help="print the variables as lines that a shell can read")
+    parser.add_argument("--env", action="store_true", required=True, help="print the variables as shell commands")
     parser.parse_args()
     for name, value in environment().items():
         print(f"export {name}={shlex.quote(value)}")

@@ -63,14 +63,14 @@ class Programs:
             candidates = list(self._candidates(first, index, own))
             if not candidates:
                 raise LookupError(
-                    f"XLA wants a communicator from device {first} on, and no program is known that has one: was it loaded instead of compiled?"
+                    f"XLA requests a communicator from device {first} on, of no known program: expected a program that was compiled, not loaded"
                 )
             number, (clique, is_certain) = candidates[0]
             others = {other for _, (other, _) in candidates} - {clique}
             if others and not is_certain:
                 raise LookupError(
-                    f"XLA wants a communicator of the devices {clique} or {min(others)}, and does not say of which: the first are those of a "
-                    "branch, or of a loop that may not run. A collective of either, before this program, makes it clear"
+                    f"ambiguous communicator: XLA requests one of the devices {clique} or {min(others)}: the first belong to a "
+                    "branch, or of a loop that may not run; run a collective of one of them before this program"
                 )
             self._claimed.add((clique, index))
             self._latest[clique[index]] = number
@@ -158,7 +158,7 @@ def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
         return [list(range(ndevices))]
     match = _GROUPS.search(instruction)
     if match is None:
-        raise ValueError(f"these groups of devices are not known: {instruction[:300]}")
+        raise ValueError(f"unknown form of device groups: {instruction[:300]}")
     text = match[1]
     if text.startswith("{"):
         return [_numbers(group) for group in _LISTS.findall(text)] or [list(range(ndevices))]
@@ -168,7 +168,7 @@ def _groups_of(instruction: str, ndevices: int) -> list[list[int]]:
         return [devices[i * size : (i + 1) * size] for i in range(count)]
     mesh = _MESH.fullmatch(text)
     if mesh is None:
-        raise ValueError(f"these groups of devices are not known: {text}")
+        raise ValueError(f"unknown form of device groups: {text}")
     return _along_axes(*mesh.groups())
 
 

@@ -106,5 +106,5 @@ def _event_address(event: Any) -> int:
     if not isinstance(address, int):
         raise TypeError(f"launch_completion_event must be an address, or an event of torch or CuPy, not {event!r}")
     if address == 0:
-        raise ValueError("launch_completion_event has no address yet: torch makes an event when it is first recorded")
+        raise ValueError("launch_completion_event has no address: got an event that was never recorded; record it first")
     return address

@@ -33,10 +33,10 @@ class Allocator:
         from ctypes import CFUNCTYPE, c_int, c_size_t, c_void_p
 
         if nbytes < 0:
-            raise ValueError(f"malloc(): argument 'nbytes' is {nbytes}")
+            raise ValueError(f"malloc(): argument 'nbytes' must be 0 or more, not {nbytes}")
         address = CFUNCTYPE(c_void_p, c_size_t, c_int, c_void_p)(self.malloc_address)(nbytes, device, None)
         if address is None and nbytes > 0:
-            raise MemoryError(f"ncclMemAlloc has no {nbytes} bytes on cuda:{device}")
+            raise MemoryError(f"malloc(): ncclMemAlloc of {nbytes} bytes failed on cuda:{device}")
         return address or 0
 
     def free(self, address: int, device: int) -> None:

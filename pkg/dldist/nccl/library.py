@@ -59,7 +59,7 @@ def _encryption() -> tuple[str | None, int]:
         return None, 0
     secret = settings.secret()
     if not secret:
-        raise NotImplementedError("DLDIST_NCCL_ENCRYPTION=1 needs a secret that all ranks have, in DLDIST_SECRET: the key is made of it")
+        raise NotImplementedError("DLDIST_NCCL_ENCRYPTION=1 needs a secret, from which the key is derived; set DLDIST_SECRET on all ranks")
     from hmac import digest
 
     key = digest(secret, b"dldist: the key of NCCL's connections", "sha256")

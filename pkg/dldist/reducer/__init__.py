@@ -242,7 +242,7 @@ class Reducer(C10dMethods):
         order = array.array("q", dict.fromkeys([*self._order, *reversed(range(len(self._slots)))]))
         self._operations.broadcast(order, 0, timeout=self._timeout)
         if sorted(order) != list(range(len(self._slots))):
-            raise _core.DistMismatchError(f"rank 0 says that its {len(self._slots)} gradients came in the order {list(order)}")
+            raise _core.DistMismatchError(f"malformed order of gradients from rank 0: got {list(order)}, expected each of {len(self._slots)} once")
         self._make_buckets(*self._assign(list(order), self._later_limits))
         # A rank must not fail before all ranks have created their shared buckets.
         self._operations.barrier(timeout=self._timeout)
@@ -266,7 +266,7 @@ class Reducer(C10dMethods):
         """
         parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
         if any(parameter.is_template for parameter in parameters):
-            raise ValueError("broadcast_parameters(): the reducer has only the shapes of the parameters: pass the arrays")
+            raise ValueError("broadcast_parameters(): argument 'tensors': got only shapes of parameters, expected arrays")
         return broadcast(self._operations, parameters, buffer_size, src, self._timeout)
 
     def prepare_for_forward(self) -> None:
@@ -340,11 +340,11 @@ class Reducer(C10dMethods):
         if gradient is not None and gradient is not slot.view:
             self._copy_gradient(slot, gradient)
         elif not self._is_view:
-            raise TypeError(f"mark_ready(): parameter {slot.parameter}: there is no gradient")
+            raise TypeError(f"mark_ready(): argument 'gradient' of parameter {slot.parameter}: got None, expected an array")
         elif slot.view is None:
             raise RuntimeError(
-                f"mark_ready(): parameter {slot.parameter}: no gradient was given, nor the view asked for since the buckets were "
-                f"made: write into what gradient({index}) gives, now that they have been rebuilt once for all"
+                f"mark_ready(): argument 'gradient' of parameter {slot.parameter}: got None, but gradient({index}) was not called "
+                "after the buckets were rebuilt; write to the array that it returns"
             )
         if self._is_sync:
             self._mark_slot_ready(slot, True)
@@ -375,7 +375,9 @@ class Reducer(C10dMethods):
         """
         slot = self._unmarked_slot("mark_unused", index)
         if not self._detects_unused:
-            raise RuntimeError(f"mark_unused(): parameter {slot.parameter}: find_unused_parameters is not set")
+            raise RuntimeError(
+                f"mark_unused(): got parameter {slot.parameter} without find_unused_parameters; pass find_unused_parameters=True to Reducer"
+            )
         self._mark_slot_unused(slot)
 
     @property
@@ -385,22 +387,22 @@ class Reducer(C10dMethods):
 
     def _unmarked_slot(self, call: str, index: int) -> Slot:
         if not self._is_open:
-            raise RuntimeError(f"{call}(): no pass has begun: call prepare_for_backward() first")
+            raise RuntimeError(f"{call}(): no pass has started; call prepare_for_backward() first")
         if self._deferred:
             self._mark_deferred_unused()
         slot = self._slot(call, index)
         if slot.is_ready:
             if slot.parameter.index in (self._static_unused or ()):
-                reason = "had no gradient in the first pass, and with static_graph all are alike"
+                reason = "is unused: it had no gradient in the first pass, expected the same in all with static_graph"
             else:
-                reason = "has been marked in this pass already"
+                reason = "is already marked in this pass"
             raise RuntimeError(f"{call}(): parameter {slot.parameter} {reason}")
         return slot
 
     def _slot(self, call: str, index: int) -> Slot:
         number = index if index.__class__ is int else as_index(index)
         if number is None or not 0 <= number < len(self._slots):
-            raise IndexError(f"{call}(): there is no parameter {index!r}: they are 0 to {len(self._slots) - 1}")
+            raise IndexError(f"{call}(): argument 'index' is out of range: got {index!r}, expected 0 to {len(self._slots) - 1}")
         return self._slots[number]
 
     def _copy_gradient(self, slot: Slot, gradient: Any) -> None:
@@ -408,10 +410,10 @@ class Reducer(C10dMethods):
         parameter = slot.parameter
         family = arrays.find_family(gradient)
         if family is None:
-            raise TypeError(f"mark_ready(): the gradient of parameter {parameter} is no array, but {type(gradient).__name__}")
+            raise TypeError(f"mark_ready(): argument 'gradient' of parameter {parameter} must be an array, not {type(gradient).__name__}")
         shape = family.shape(gradient)
         if shape != parameter.shape:
-            raise ValueError(f"mark_ready(): the gradient of parameter {parameter} has the shape {shape}, not {parameter.shape}")
+            raise ValueError(f"mark_ready(): argument 'gradient' of parameter {parameter} has another shape: got {shape}, expected {parameter.shape}")
         self._copy_into_bucket(slot, family.source(gradient))
         if self._is_sync:
             slot.gradient = gradient
@@ -426,7 +428,7 @@ class Reducer(C10dMethods):
         try:
             operation(slot.part, arrays.source_of(gradient))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"mark_ready(): the gradient of parameter {slot.parameter}: {error}") from error
+            raise type(error)(f"mark_ready(): argument 'gradient' of parameter {slot.parameter}: {str(error).split('(): ', 1)[-1]}") from error
 
     def _mark_slot_unused(self, slot: Slot) -> None:
         slot.is_ready = True
@@ -510,7 +512,7 @@ class Reducer(C10dMethods):
                 failed. The pass has ended and the group is unusable; use_group() selects another.
         """
         if not self._is_open:
-            raise RuntimeError("finish(): no pass has begun: call prepare_for_backward() first")
+            raise RuntimeError("finish(): no pass has started; call prepare_for_backward() first")
         if self._is_sync:
             self._mark_missing_unused()
             try:
@@ -531,8 +533,8 @@ class Reducer(C10dMethods):
         text = self._missing_text()
         if text and not self._detects_unused:
             raise RuntimeError(
-                f"finish(): {text}if that is so by intention, make the Reducer with find_unused_parameters=True (which sees that "
-                "some have none) or static_graph=True (which has it so in every pass)"
+                f"finish(): {text}if this is intended, create the Reducer with find_unused_parameters=True, "
+                "or with static_graph=True if it is so in every pass"
             )
         for slot in self._slots:
             if not slot.is_ready:
@@ -614,7 +616,9 @@ class Reducer(C10dMethods):
         """
         gradients = list(gradients)
         if len(gradients) != len(self._slots):
-            raise ValueError(f"reduce(): {len(gradients)} gradients for {len(self._slots)} parameters")
+            raise ValueError(
+                f"reduce(): argument 'gradients' has another length: got {len(gradients)}, expected {len(self._slots)}, one for each parameter"
+            )
         self.prepare_for_backward()
         try:
             for bucket in self._buckets:
@@ -713,10 +717,10 @@ class Reducer(C10dMethods):
             raise TypeError(f"register_comm_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
         if self._hook is not None:
             raise RuntimeError(
-                "register_comm_hook(): there is a hook already: register_comm_hook or register_builtin_comm_hook can only be called once."
+                "register_comm_hook(): the Reducer already has a hook: register_comm_hook or register_builtin_comm_hook can only be called once."
             )
         if self._is_open:
-            raise RuntimeError("register_comm_hook(): a pass is under way")
+            raise RuntimeError("register_comm_hook(): got a call during a pass, expected it before the first pass or between passes")
         self._hook, self._hook_state = hook, state
 
     def stats(self) -> dict[str, Any]:
@@ -751,22 +755,19 @@ class Reducer(C10dMethods):
 
 def _check_parameters(parameters: Sequence[Parameter]) -> None:
     if not parameters:
-        raise ValueError("Reducer(): argument 'params' is empty")
+        raise ValueError("Reducer(): argument 'params' is empty: got 0 parameters, expected at least 1")
     for parameter in parameters:
         if parameter.device != "cpu":
-            raise ValueError(f"Reducer(): parameter {parameter} is on {parameter.device}: buckets are in the CPU's memory")
+            raise ValueError(f"Reducer(): argument 'params': parameter {parameter} is on another device: got {parameter.device}, expected cpu")
 
 
 def _check_sparse(expects_sparse: Sequence[bool], parameters: Sequence[Parameter], has_autograd: bool) -> None:
     if any(expects_sparse) and not has_autograd:
         raise ValueError(
-            "Reducer(): argument 'expect_sparse_gradients': gradients are dense, except those that PyTorch's autograd makes: all "
-            "parameters must be its leaves"
+            "Reducer(): argument 'expect_sparse_gradients': got sparse gradients of other parameters, expected only leaves of PyTorch's autograd"
         )
     if expects_sparse and len(expects_sparse) != len(parameters):
-        raise ValueError(
-            f"Reducer(): argument 'expect_sparse_gradients' has {len(expects_sparse)} members for {len(parameters)} parameters"
-        )
+        raise ValueError(f"Reducer(): argument 'expect_sparse_gradients' has another length: got {len(expects_sparse)}, expected {len(parameters)}")
 
 
 def _active_ranks_of(work: Any) -> int:
@@ -783,11 +784,13 @@ def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: S
         return
     flat = [index for indices in bucket_indices for index in indices]
     if sorted(flat) != list(range(len(parameters))) or not all(bucket_indices):
-        raise ValueError("Reducer(): argument 'bucket_indices' must have every parameter once, and no empty bucket")
+        raise ValueError(f"Reducer(): argument 'bucket_indices': got {bucket_indices}, expected each parameter once, and no empty bucket")
     for number, indices in enumerate(bucket_indices):
         dtypes = {parameters[index].dtype for index in indices}
         if len(dtypes) > 1:
-            raise _core.DistArgumentError(f"Reducer(): argument 'bucket_indices[{number}]' mixes {', '.join(sorted(dtypes))}")
+            raise _core.DistArgumentError(
+                f"Reducer(): argument 'bucket_indices[{number}]' has several dtypes: got {', '.join(sorted(dtypes))}, expected one"
+            )
 
 
 def _backend_name(process_group: Any) -> str:

@@ -140,9 +140,7 @@ class Autograd:
             _core._copy_tensor(slot.part, private_memory(slot.parameter.shape, slot.part.dtype))
             return
         if grad.layout is not self._torch.strided:
-            raise RuntimeError(
-                f"the gradient of parameter {slot.parameter} is sparse: make the Reducer with expect_sparse_gradients true for it"
-            )
+            raise RuntimeError(f"the gradient of parameter {slot.parameter} is sparse, expected dense; pass expect_sparse_gradients to Reducer")
         if self._reducer._is_view:
             self._use_view_as_gradient(slot, grad)
         else:
@@ -163,7 +161,9 @@ class Autograd:
                 self._torch.empty((1, 0), dtype=self._torch.int64), like.detach().new_empty((0, *like.shape[1:])), like.shape
             )
         elif grad.layout is not self._torch.sparse_coo:
-            raise RuntimeError(f"the gradient of parameter {slot.parameter} is dense, and the Reducer expects a sparse one")
+            raise RuntimeError(
+                f"the gradient of parameter {slot.parameter} is dense, expected sparse, as expect_sparse_gradients was passed to Reducer"
+            )
         slot.sent = grad
         if self.sparse_metadata:
             slot.rows, slot.sent = self._rows_of(slot, grad.coalesce())
@@ -173,13 +173,13 @@ class Autograd:
         name = slot.parameter.name
         rows = self.sparse_metadata.get(name or "")
         if rows is None:
-            raise RuntimeError(f"_set_sparse_metadata() has no rows of parameter {slot.parameter}")
+            raise RuntimeError(f"_set_sparse_metadata(): argument 'metadata' lacks parameter {slot.parameter}")
         torch = self._torch
         rows = rows.to(torch.int64).flatten()
         own_rows = grad.indices().flatten()
         positions = torch.searchsorted(rows, own_rows).clamp(max=max(len(rows) - 1, 0))
         if len(own_rows) and (not len(rows) or not torch.equal(rows[positions], own_rows)):
-            raise RuntimeError(f"the gradient of parameter {slot.parameter} has rows that _set_sparse_metadata() was not told of")
+            raise RuntimeError(f"the gradient of parameter {slot.parameter} has unexpected rows: expected only rows passed to _set_sparse_metadata()")
         values = grad.values().new_zeros((len(rows), *grad.values().shape[1:]))
         values[positions] = grad.values()
         return rows, values
@@ -255,7 +255,7 @@ def tensors_of(output: Any) -> list[Any]:
     for each in outputs:
         if not isinstance(each, tensor):
             raise TypeError(
-                f"prepare_for_backward(): argument 'output' must be tensors of PyTorch, not {type(each).__name__} (numbers of parameters "
-                "without a gradient are the argument 'unused')"
+                f"prepare_for_backward(): argument 'output' must be tensors of PyTorch, not {type(each).__name__}; "
+                "pass indices of parameters without a gradient as 'unused'"
             )
     return outputs

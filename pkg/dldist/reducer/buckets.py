@@ -70,10 +70,10 @@ def compute_bucket_assignment_by_size(
     ones. `tensor_indices` renumbers the tensors; without it, buckets are sorted by first tensor.
     """
     if not tensors or not bucket_size:
-        raise ValueError("_compute_bucket_assignment_by_size(): there must be tensors, and a limit for buckets")
+        raise ValueError("_compute_bucket_assignment_by_size(): arguments 'tensors' and 'bucket_size' must not be empty")
     if tensor_indices and len(tensor_indices) != len(tensors):
         raise ValueError(
-            f"_compute_bucket_assignment_by_size(): {len(tensor_indices)} tensor_indices for {len(tensors)} tensors"
+            f"_compute_bucket_assignment_by_size(): argument 'tensor_indices' has another length: got {len(tensor_indices)}, expected {len(tensors)}"
         )
     indices = tensor_indices or range(len(tensors))
     parameters = [x if isinstance(x, Parameter) else Parameter(i, x) for i, x in zip(indices, tensors, strict=True)]

@@ -35,9 +35,10 @@ class C10dMethods:
         has_begun = self._autograd is None or self._autograd.has_begun or self._order
         if self._is_open and has_begun:
             raise RuntimeError(
-                f"{call}Expected to have finished reduction in the prior iteration before starting a new one: {self._missing_text()}"
-                "if parameters have no gradient by intention, make the Reducer with find_unused_parameters=True; finish() ends the pass "
-                "before, reset() gives it up"
+                f"{call}Expected to have finished reduction in the prior iteration before starting a new one: "
+                f"{self._missing_text()}"
+                "if this is intended, create the Reducer with find_unused_parameters=True; finish() ends the prior pass, reset() "
+                "discards it"
             )
 
     def _ddp_graph_static(self: Any) -> bool:
@@ -51,7 +52,7 @@ class C10dMethods:
     def _set_manual_finalization_required(self: Any, required: bool) -> None:
         """Require _finalize_backward_manual() to end later passes, instead of autograd."""
         if self._is_open:
-            raise RuntimeError("_set_manual_finalization_required(): a pass is under way: call it before the pass, or after its end")
+            raise RuntimeError("_set_manual_finalization_required(): got a call during a pass, expected it between passes")
         self._is_finished_manually = bool(required)
 
     def _should_finalize_after_backward(self: Any) -> bool:
@@ -62,11 +63,13 @@ class C10dMethods:
         """Wait for all buckets, and store the averages in the parameters' gradients."""
         call = "_finalize_backward_manual()"
         if not self._is_finished_manually:
-            raise RuntimeError(f"{call}: autograd ends passes: call _set_manual_finalization_required(True) first")
+            raise RuntimeError(f"{call}: autograd ends passes; call _set_manual_finalization_required(True) first")
         if not self._is_open or not self._is_sync:
-            raise RuntimeError(f"{call}: there is no pass to end: it has ended already, or no_sync() is active")
+            raise RuntimeError(f"{call}: no pass to end: it has already ended, or no_sync() is active")
         if self._next_index < len(self._buckets) and not (self._finds_unused_at_end and self._autograd.has_begun):
-            raise RuntimeError(f"{call}: {self._next_index} of {len(self._buckets)} buckets are full: {self._missing_text()}call it later")
+            raise RuntimeError(
+                f"{call}: incomplete pass: got {self._next_index} full buckets, expected {len(self._buckets)}: {self._missing_text()}call it later"
+            )
         self.finish()
 
     @property
@@ -103,9 +106,7 @@ class C10dMethods:
 
     def _set_ddp_runtime_logging_sample_rate(self: Any, sample_rate: int) -> None:
         if sample_rate < 1:
-            raise ValueError(
-                f"_set_ddp_runtime_logging_sample_rate(): argument 'sample_rate' must be 1 or more, not {sample_rate}"
-            )
+            raise ValueError(f"_set_ddp_runtime_logging_sample_rate(): argument 'sample_rate' must be 1 or more, not {sample_rate}")
         self._times.sample_rate = sample_rate
 
     def _get_local_used_map(self: Any) -> Any:
@@ -162,7 +163,7 @@ class C10dMethods:
 
 def _autograd_of(reducer: Any, call: str) -> Any:
     if reducer._autograd is None:
-        raise RuntimeError(f"{call}(): the Reducer has no hooks in autograd: its parameters are not all leaves of PyTorch's autograd")
+        raise RuntimeError(f"{call}(): the Reducer has no hooks in autograd: expected only leaves of PyTorch's autograd as parameters")
     return reducer._autograd
 
 
@@ -178,5 +179,5 @@ def _register_builtin_comm_hook(reducer: Reducer, comm_hook_type: Any) -> None:
         BuiltinCommHookType.FP16_COMPRESS: comm_hooks.fp16_compress_hook,
     }
     if comm_hook_type not in hooks:
-        raise TypeError(f"_register_builtin_comm_hook(): {comm_hook_type!r} is no BuiltinCommHookType")
+        raise TypeError(f"_register_builtin_comm_hook(): argument 'comm_hook_type' must be a BuiltinCommHookType, not {comm_hook_type!r}")
     reducer.register_comm_hook(reducer._operations, hooks[comm_hook_type])

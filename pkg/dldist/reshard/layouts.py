@@ -46,7 +46,7 @@ class Layout:
 
     def __init__(self, arrays: Mapping[str, tuple[Sequence[int], Any, Sequence[Any]]], mesh: int | Sequence[int]) -> None:
         if not arrays:
-            raise _core.DistArgumentError("Layout(): argument 'arrays' is empty")
+            raise _core.DistArgumentError("Layout(): argument 'arrays' is empty: got 0 arrays, expected at least 1")
         self.arrays = {
             name: ArraySpec(tuple(int(length) for length in shape), dtype_name(dtype), Sharding(mesh, placements))
             for name, (shape, dtype, placements) in arrays.items()

@@ -89,7 +89,7 @@ class Link:
         timeout: Timeout | None = None,
     ) -> None:
         if source is None and destination is None:
-            raise _core.DistArgumentError("Link(): give 'source' or 'destination', or both where this rank is on both sides")
+            raise _core.DistArgumentError("Link(): got neither 'source' nor 'destination', expected one, or both if this rank is on both sides")
         self._world, self._timeout = world, _seconds(world.timeout if timeout is None else timeout)
         participants = Participants(world, source, destination, in_place, delta, self._timeout)
         self._layout: Layout = participants.layout
@@ -182,7 +182,7 @@ class Link:
             Pushed(version=1, nbytes=0, lost=())
         """
         if self.is_destination:
-            raise _core.DistArgumentError("push(): this rank is on both sides; call exchange()")
+            raise _core.DistArgumentError("push(): got a rank on both sides, expected only a source; call exchange()")
         return self._push(self._check_arrays("push", arrays), self._next_version(version), self._deadline(timeout))
 
     def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
@@ -206,7 +206,9 @@ class Link:
                 the other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
-            raise _core.DistArgumentError("receive(): this rank is not only a destination; a rank on both sides must call exchange()")
+            raise _core.DistArgumentError(
+                "receive(): got a rank that is a source, expected only a destination; a rank on both sides calls exchange()"
+            )
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:
@@ -281,7 +283,7 @@ class Link:
                 elif sender.lost is not None:
                     waiting.remove(sender)
             if waiting and time.monotonic() >= deadline:
-                self._raise_timeout("push", f"version {version}", [sender.rank for sender in waiting], "not asked for it: call receive() there")
+                self._raise_timeout("push", f"version {version}", [sender.rank for sender in waiting], "not requested it (call receive() there)")
             if waiting:
                 waiting[0].wait_slice()
         self._pushed_version = version
@@ -290,17 +292,20 @@ class Link:
     def _next_version(self, version: int | None) -> int:
         number = self._started_version + 1 if version is None else int(version)
         if number <= self._pushed_version or number < self._started_version:
-            raise _core.DistArgumentError(f"push(): argument 'version' is {number}, and {self._started_version} has been pushed; it has to grow")
+            raise _core.DistArgumentError(
+                f"push(): 'version' must grow: got {number}, expected {max(self._pushed_version + 1, self._started_version)} or more"
+            )
         if number > LAST_VERSION:
-            raise _core.DistArgumentError(f"push(): argument 'version' is {number}: more than {LAST_VERSION}")
+            raise _core.DistArgumentError(f"push(): argument 'version' is too large: got {number}, expected at most {LAST_VERSION}")
         return number
 
     def _check_arrays(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
         """Check the arrays against the layout, and return them as NumPy views (memory.raw_view)."""
         specs = self._layout.arrays
         if set(arrays) != set(specs):
-            unmatched = sorted(set(arrays) ^ set(specs))
-            raise _core.DistArgumentError(f"{call}(): argument 'arrays' and the layout differ in {', '.join(map(repr, unmatched))}")
+            raise _core.DistArgumentError(
+                f"{call}(): argument 'arrays' has other names than the layout: got {sorted(arrays)}, expected {sorted(specs)}"
+            )
         assert self._source_number is not None
         views = {}
         for name, spec in specs.items():
@@ -310,7 +315,7 @@ class Link:
             is_bytes = array.itemsize == 1 and not hasattr(arrays[name], "dtype")
             if array.shape != shape or not (dtype == spec.dtype or is_bytes and self._memory.itemsizes[spec.dtype] == 1):
                 raise _core.DistArgumentError(
-                    f"{call}(): array {name!r} is {array.shape} of {dtype}, and by the layout this rank's part is {shape} of {spec.dtype}"
+                    f"{call}(): argument 'arrays': {name!r} does not fit the layout: got {dtype} {array.shape}, expected {spec.dtype} {shape}"
                 )
             views[name] = array
         return views
@@ -361,8 +366,8 @@ class Link:
             receiver.version = None
         if local_views is not None and local_version != newest:
             raise _core.DistMismatchError(
-                f"exchange(): rank {self._world.rank} gave version {local_version}, and ranks {sources} gave {newest}: "
-                "nothing is made visible; give the same on all sources"
+                f"exchange(): argument 'version' differs between sources: got {local_version} on rank {self._world.rank}, expected "
+                f"{newest}, as on ranks {sources}; no version is visible"
             )
         self._received_version = newest
 

@@ -55,11 +55,15 @@ class Participants:
             if self._descriptions[rank][side] != first_description:
                 other_layout = layouts.layout_from_dict(self._descriptions[rank][side])
                 text = layouts.difference(layouts.layout_from_dict(first_description), other_layout)
-                _mismatch(f"ranks {ranks[0]} and {rank} are of one {side}, and give different layouts: {text or 'placements or meshes differ'}")
+                _mismatch(
+                    f"layouts of the {side} differ between ranks {ranks[0]} and {rank}: {text or 'placements or meshes differ'}"
+                )
         layout = layouts.layout_from_dict(first_description)
         if layout.size != len(ranks):
             mesh = next(iter(layout.arrays.values())).sharding.mesh
-            _mismatch(f"the {side} has a mesh of {mesh}, of {layout.size} ranks, and {len(ranks)} ranks give it: {ranks}")
+            _mismatch(
+                f"the {side} has another number of ranks: got {len(ranks)} ({ranks}), expected {layout.size} for the mesh {mesh}"
+            )
         return layout
 
     def are_on_same_host(self, rank: int, other_rank: int) -> bool:
@@ -98,4 +102,4 @@ class Participants:
 
 
 def _mismatch(text: str) -> NoReturn:
-    raise _core.DistMismatchError(f"reshard.Link: {text}; nothing has been made, give layouts that fit")
+    raise _core.DistMismatchError(f"reshard.Link: {text}; no link was created")

@@ -90,10 +90,10 @@ class Sharding:
     def __init__(self, mesh: int | Sequence[int], placements: Sequence[Any]) -> None:
         axes = (mesh,) if isinstance(mesh, int) else tuple(int(length) for length in mesh)
         if not axes or min(axes) < 1:
-            raise _core.DistArgumentError(f"Sharding(): argument 'mesh' is {axes}: it needs axes of 1 rank or more")
+            raise _core.DistArgumentError(f"Sharding(): argument 'mesh' must have axes of 1 rank or more, not {axes}")
         if len(placements) != len(axes):
             raise _core.DistArgumentError(
-                f"Sharding(): argument 'placements' has {len(placements)} for a mesh of {len(axes)} axes; give one for each"
+                f"Sharding(): argument 'placements' has another length: got {len(placements)}, expected {len(axes)}, one for each axis of the mesh"
             )
         object.__setattr__(self, "mesh", axes)
         object.__setattr__(self, "placements", tuple(_placement_of(placement) for placement in placements))
@@ -148,7 +148,9 @@ class Sharding:
 
     def _coordinates(self, rank: int) -> list[int]:
         if not 0 <= rank < self.size:
-            raise _core.DistArgumentError(f"Sharding: there is no rank {rank} in a mesh of {self.mesh}, which has {self.size}")
+            raise _core.DistArgumentError(
+                f"Sharding: argument 'rank' is out of range: got {rank}, expected 0 to {self.size - 1} for a mesh of {self.mesh}"
+            )
         coordinates = []
         for length in reversed(self.mesh):
             rank, coordinate = divmod(rank, length)
@@ -157,7 +159,9 @@ class Sharding:
 
     def _dim(self, placement: Shard | StridedShard, ndim: int) -> int:
         if not -ndim <= placement.dim < ndim:
-            raise _core.DistArgumentError(f"Sharding: {placement} is for dimension {placement.dim} of an array that has {ndim}")
+            raise _core.DistArgumentError(
+                f"Sharding: the dimension of {placement} is out of range: got {placement.dim}, expected {-ndim} to {ndim - 1}"
+            )
         return placement.dim % ndim
 
 
@@ -172,7 +176,7 @@ def _placement_of(placement: Any) -> Placement:
     if _is_true(placement, "is_shard"):
         return Shard(int(placement.dim))
     raise _core.DistTypeError(
-        f"Sharding(): argument 'placements' has {placement!r}; Shard, StridedShard and Replicate can be resharded, Partial has to be reduced first"
+        f"Sharding(): argument 'placements': got {placement!r}, expected Shard, StridedShard or Replicate; reduce Partial first"
     )
 
 

@@ -159,7 +159,7 @@ def _check_ranks(side: str, ranks: Sequence[int], sharding: Sharding) -> tuple[i
     ranks = tuple(int(rank) for rank in read_ranks(ranks, sharding.size))
     if len(ranks) != sharding.size or len(set(ranks)) != len(ranks):
         raise _core.DistArgumentError(
-            f"plan(): argument '{side}_ranks' is {ranks} for a mesh of {sharding.mesh}; give {sharding.size} different ranks"
+            f"plan(): argument '{side}_ranks': got {ranks}, expected {sharding.size} different ranks for a mesh of {sharding.mesh}"
         )
     return ranks
 

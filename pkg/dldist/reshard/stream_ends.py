@@ -85,7 +85,7 @@ class StreamSender:
     def _requested_slot(self) -> int:
         slot = int.from_bytes(self._request, "little")
         if slot >= self._slots:
-            raise _core.DistMismatchError(f"reshard.push: rank {self.rank} asks for slot {slot}, and has {self._slots}")
+            raise _core.DistMismatchError(f"reshard.push: malformed request of rank {self.rank}: got slot {slot}, expected 0 to {self._slots - 1}")
         return slot
 
     def _write_to_memory(self, arrays: dict[str, Any], slot: int) -> int:
@@ -154,7 +154,7 @@ class StreamReceiver:
         except StopIteration as stop:
             self.version, self._steps = stop.value, None
         except (_core.DistPeerLostError, _core.DistAbortedError) as error:
-            raise _peer_lost_error("receive", self.rank, error, "which has a part of what this rank needs") from error
+            raise _peer_lost_error("receive", self.rank, error, "which has data that this rank needs") from error
 
     def _receive_steps(self, slot: int) -> Generator[_core.Work, None, int]:
         reply = bytearray(8)
@@ -199,7 +199,7 @@ def _wait(call: str, rank: int, work: _core.Work, deadline: float) -> bool:
             return False
         raise
     except (_core.DistPeerLostError, _core.DistAbortedError) as error:
-        raise _peer_lost_error(call, rank, error, "which has a part of what this rank needs") from error
+        raise _peer_lost_error(call, rank, error, "which has data that this rank needs") from error
     return True
 
 

@@ -10,7 +10,7 @@ from dldist.torch import _native
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dldist.torch", description=__doc__)
-    parser.add_argument("--build", action="store_true", help="compile the backend in C++ now; fails if that cannot be done")
+    parser.add_argument("--build", action="store_true", help="compile the backend in C++ now; exit with an error if this fails")
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     if options.build:

@@ -79,12 +79,12 @@ class Buckets:
     def _check_benefit_and_space(self, nbytes: int) -> None:
         local_size = sum(member.is_same_host for member in self._world.members)
         if local_size == 1:
-            raise OSError("no other rank is on this host")
+            raise OSError("this host has no other rank")
         filesystem = os.statvfs(_TORCH_SHM_FOLDER)
         free_bytes = filesystem.f_bavail * filesystem.f_frsize
         # All ranks of the host move a bucket; leave room for another, or torch gets SIGBUS.
         if free_bytes < nbytes * (local_size + 1):
-            raise OSError(f"{_TORCH_SHM_FOLDER} has room for {free_bytes} bytes, too little to move one of {nbytes}")
+            raise OSError(f"{_TORCH_SHM_FOLDER} is too small for a bucket: got {free_bytes} bytes, expected {nbytes}")
 
     def _drop_unused(self) -> None:
         """Release buckets whose storage has no other user, as after DDP has rebuilt buckets."""

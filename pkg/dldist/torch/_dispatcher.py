@@ -127,8 +127,8 @@ def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...]) -> Any:
     obstacle = _obstacle(method, operation, arguments)
     if operation is None or obstacle:
         raise NotImplementedError(
-            f'{method}() on a group of the backend "dldist" was called where {_observer_of(arguments)} has to see it as an '
-            f"operation of PyTorch, but {obstacle}; call it elsewhere, or use torch.distributed._functional_collectives"
+            f'{method}(): unsupported on a group of the backend "dldist" if {_observer_of(arguments)} must see it as an '
+            f"operation of PyTorch: {obstacle}; call it elsewhere, or use torch.distributed._functional_collectives"
         )
     kind = device_type_of(arguments)
     if kind == "cuda":
@@ -203,7 +203,7 @@ def _boxed_reduction(op: Any) -> Any:
             dist.ProcessGroup(0, 1).allreduce([_EMPTY_TENSOR], opts)  # type: ignore[call-arg]
     except _ArgumentsCaptured as captured:
         return captured.args[0][2]
-    raise AssertionError("an operation went on although a mode had ended it")
+    raise AssertionError("an operation continued after a mode had ended it")
 
 
 # ---- from an operation to its call
@@ -270,7 +270,7 @@ def _option_value(name: str, value: Any, call: _Call | None) -> Any:
     if kind != dist.ReduceOp.PREMUL_SUM:
         return dist.ReduceOp(kind)
     if call is None:
-        raise NotImplementedError("an operation with PREMUL_SUM works only through its call: the operation hides the factor")
+        raise NotImplementedError("argument 'op': got PREMUL_SUM, whose factor the operation hides; use the call of torch.distributed")
     return call.opts.reduceOp
 
 

@@ -72,7 +72,7 @@ def _create_native_or_python(runner: Runner, device_type: str = "cpu") -> Any:
     if native is not None:
         return native.Backend(runner, runner.cpu.options._timeout)
     if runner.group is None:
-        raise RuntimeError("enable_reconfigure=True: needs the backend in C++ (python -m dldist.torch --build)")
+        raise RuntimeError("enable_reconfigure=True needs the backend in C++; run python -m dldist.torch --build")
     from dldist.torch._python_group import ProcessGroup
 
     config = ",".join(f"{device_kind}:{runner.backend_name}" for device_kind in dict.fromkeys(("cpu", device_type)))

@@ -68,7 +68,7 @@ def _load_once() -> tuple[Any, str]:
     except BuildError as reason:
         if choice == "c++":
             raise RuntimeError(f"DLDIST_TORCH_BACKEND=c++: {reason}") from reason
-        _logger.warning('groups of the backend "dldist" are made in Python, and their calls take longer: %s', reason)
+        _logger.warning('groups of the backend "dldist" use the slower backend in Python: %s', reason)
         return None, str(reason)
 
 
@@ -107,7 +107,7 @@ def _home() -> pathlib.Path:
     try:
         return pathlib.Path.home()
     except RuntimeError as error:  # no HOME and no passwd entry, as in many containers
-        raise BuildError(f"there is no folder to keep it in: {error} XDG_CACHE_HOME names one") from error
+        raise BuildError(f"no folder for the compiled library: {error}; set XDG_CACHE_HOME") from error
 
 
 def _make_private(folder: pathlib.Path) -> pathlib.Path:
@@ -116,9 +116,9 @@ def _make_private(folder: pathlib.Path) -> pathlib.Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
-        raise BuildError(f"{folder} cannot be made ({error}); XDG_CACHE_HOME names another place") from error
+        raise BuildError(f"{folder} cannot be created: {error}; set XDG_CACHE_HOME") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise BuildError(f"{folder} must belong to this user, and only this user may write to it")
+        raise BuildError(f"{folder} has other permissions: expected a folder of this user that only this user may write to")
     return folder
 
 
@@ -146,7 +146,7 @@ def _exclusive_lock(folder: pathlib.Path) -> Iterator[None]:
 def _check_release() -> None:
     """Raise CannotBuild if PyTorch is older than 2.9: its c10d::Backend lacks virtual methods."""
     if names.find("torch.distributed.ProcessGroup.split_group") is None:  # new in 2.9 too
-        raise BuildError(f"PyTorch {torch.__version__} is too old for the backend in C++, which needs 2.9 or newer")
+        raise BuildError(f"PyTorch is too old for the backend in C++: got {torch.__version__}, expected 2.9 or newer")
 
 
 def _build_if_needed(retry: bool) -> pathlib.Path:
@@ -160,7 +160,7 @@ def _build_if_needed(retry: bool) -> pathlib.Path:
             if not library.exists():
                 _compile_unless_failed_before(library, retry)
     except OSError as error:
-        raise BuildError(f"{folder} cannot be used ({error}); XDG_CACHE_HOME names another place") from error
+        raise BuildError(f"{folder} cannot be used: {error}; set XDG_CACHE_HOME") from error
     return library
 
 
@@ -179,7 +179,7 @@ def _compile_unless_failed_before(library: pathlib.Path, retry: bool) -> None:
 def _compile(library: pathlib.Path) -> None:
     compiler = _compiler()
     _logger.warning(
-        'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python does without)',
+        'compiling the backend "dldist" for PyTorch %s, once: this takes about half a minute (DLDIST_TORCH_BACKEND=python avoids it)',
         torch.__version__,
     )
     temporary = library.with_suffix(f".{os.urandom(8).hex()}.so")  # the name is unique among hosts
@@ -196,7 +196,7 @@ def _compile(library: pathlib.Path) -> None:
             raise BuildError(f"{compiler[0]} failed: {_first_error(completed.stderr)}")
         temporary.rename(library)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"it could not be compiled: {error}") from error
+        raise BuildError(f"compilation failed: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -208,7 +208,7 @@ def _compiler() -> list[str]:
     for command in [configured] if configured else [[name] for name in _COMPILERS]:
         if shutil.which(command[0]) is not None:
             return command
-    raise BuildError(f"there is no C++ compiler ({' or '.join(configured[:1] or _COMPILERS)}). Debian, Ubuntu: apt-get install g++")
+    raise BuildError(f"no C++ compiler: expected {' or '.join(configured[:1] or _COMPILERS)}; on Debian and Ubuntu: apt-get install g++")
 
 
 def _path_flags() -> list[str]:
@@ -218,7 +218,7 @@ def _path_flags() -> list[str]:
     home = pathlib.Path(torch.__file__).parent
     headers = sysconfig.get_path("include")
     if not os.path.exists(os.path.join(headers, "Python.h")):
-        raise BuildError(f"there is no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev")
+        raise BuildError(f"no Python.h in {headers}; on Debian and Ubuntu: apt-get install python3-dev")
     include = home / "include"
     abi = names.find("torch._C._GLIBCXX_USE_CXX11_ABI")
     flags = [] if abi is None else [f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}"]

@@ -187,7 +187,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _make_torch_group(self, name: str, group_name: Any) -> Any:
         if not _can_make_torch_groups:
-            raise RuntimeError(f'the backend "dldist" cannot make a group of the backend {name!r} with PyTorch {torch.__version__}')
+            raise RuntimeError(f'backend "dldist": unsupported backend {name!r} with PyTorch {torch.__version__}')
         runner, ranks = self._runner, self._runner.ranks
         group, _ = distributed_c10d._new_process_group_helper(
             self.size(), self.rank(), ranks, dist.Backend(name), runner.store, group_name, timeout=runner.group.timeout
@@ -213,7 +213,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if isinstance(backend, dist.ProcessGroup):
             backend._start_coalescing(device)
         elif self._coalesced is not None:
-            raise RuntimeError("_start_coalescing(): earlier calls are still being coalesced")
+            raise RuntimeError("_start_coalescing(): got a second call, expected _end_coalescing() first")
         else:
             self._coalesced = []
 
@@ -223,7 +223,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return backend._end_coalescing(device)
         works, self._coalesced = self._coalesced, None
         if works is None:
-            raise RuntimeError("_end_coalescing() without _start_coalescing()")
+            raise RuntimeError("_end_coalescing(): no calls to end; call _start_coalescing() first")
         return CoalescedWork(works)
 
     def set_timeout(self, timeout: timedelta) -> None:

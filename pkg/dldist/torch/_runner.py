@@ -120,7 +120,7 @@ class Runner:
         if kind == "cpu":
             return self.cpu
         if kind != "cuda":
-            raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
+            raise RuntimeError(f'backend "dldist": unsupported device: got {kind}, expected cpu or cuda')
         if self._cuda is None:
             from dldist.torch._cuda import CudaBackend, NCCLOptions
 

@@ -172,11 +172,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="where the dumps are")
-    parser.add_argument("-p", "--prefix", help="the part of the file names before the rank (default: guessed)")
+    parser.add_argument("folder", metavar="FOLDER", help="folder of the dumps")
+    parser.add_argument("-p", "--prefix", help="part of the file names before the rank (default: derived from the files)")
     parser.add_argument("-v", "--verbose", action="store_true", help="add a table of the last collectives by rank")
     parser.add_argument(
-        "-n", "--last", type=_positive, metavar="N", help=f"how many collectives the table has; implies -v (default: {_LAST})"
+        "-n", "--last", type=_positive, metavar="N", help=f"number of collectives in the table; implies -v (default: {_LAST})"
     )
     slow = "a rank that calls a collective this long after the others is slow (default: %(default)g)"
     parser.add_argument("--slow", type=_seconds, default=SLOW_S, metavar="SECONDS", help=slow)
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1_000_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 999999")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from 1 to 999999")
     return int(text)
 
 
@@ -198,7 +198,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of seconds above 0")
     return value
 
 

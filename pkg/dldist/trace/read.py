@@ -152,7 +152,7 @@ def find(folder: str, prefix: str | None = None) -> dict[int, str]:
         raise DumpError(f"{folder}: no dumps here: of {_format_count(len(names), 'file')} none {condition} ends in the number of a rank")
     if len(by_prefix) > 1:
         shown = ", ".join(repr(key) for key in sorted(by_prefix))
-        raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; say which with --prefix")
+        raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; pass one of them as --prefix")
     (files,) = by_prefix.values()
     # Prefer the pickle to the JSON file, because it has stacks.
     return {rank: min(paths, key=lambda path: (path.endswith(".json"), path)) for rank, paths in sorted(files.items())}
@@ -189,10 +189,10 @@ class _RestrictedUnpickler(pickle._Unpickler):
     """Python's own unpickler, because the one in C sizes its memo by any index in the input."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}; {_ALLOWED_CONTENT}")
+        raise pickle.UnpicklingError(f"got {module}.{name}; {_ALLOWED_CONTENT}")
 
     def refuse_bytearray(self) -> None:
-        raise pickle.UnpicklingError(f"it holds a bytearray; {_ALLOWED_CONTENT}")
+        raise pickle.UnpicklingError(f"got a bytearray; {_ALLOWED_CONTENT}")
 
     # Reject BYTEARRAY8: its unpickling allocates the stated size before it checks for the data.
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: refuse_bytearray}
@@ -200,20 +200,20 @@ class _RestrictedUnpickler(pickle._Unpickler):
 
 def _load(data: bytes, source: str) -> Any:
     if len(data) > MAX_FILE_BYTES:
-        raise DumpError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB, too large for a dump")
+        raise DumpError(f"{source}: too large for a dump: expected at most {MAX_FILE_BYTES >> 20} MiB")
     if not data:
-        raise DumpError(f"{source}: the file is empty; was the process killed while it wrote?")
+        raise DumpError(f"{source}: the file is empty: the process may have been killed while writing")
     if data.lstrip()[:1] == b"{":
         kind = "JSON"
     elif data[:1] == b"\x80":
         kind = "pickle"
     else:
-        raise DumpError(f"{source}: neither JSON nor a pickle: it begins with {data[:8]!r}")
+        raise DumpError(f"{source}: unknown format: got {data[:8]!r} at the start, expected JSON or a pickle")
     try:
         return json.loads(data) if kind == "JSON" else _RestrictedUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # any exception, because the bytes are arbitrary
         text = str(error) or type(error).__name__
-        raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
+        raise DumpError(f"{source}: malformed or truncated {kind}: {text[:200]}") from None
 
 
 def _format_count(count: int, noun: str) -> str:
@@ -243,7 +243,7 @@ class _Reader:
     def count_items(self, count: int) -> None:
         self.remaining -= count
         if self.remaining < 0:
-            raise DumpError(f"{self.source}: more than {MAX_ITEMS} values, too many for a dump")
+            raise DumpError(f"{self.source}: too many values for a dump: expected at most {MAX_ITEMS}")
 
     def integer(self, value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not -_MAX_INT <= value <= _MAX_INT:
@@ -293,10 +293,10 @@ class _Reader:
     def dump(self, data: Any, rank: int) -> Dump:
         fields = self.mapping(data, "the dump")
         if "version" not in fields and "entries" not in fields:
-            raise DumpError(f"{self.source}: no dump of a flight recorder: it has neither version nor entries")
+            raise DumpError(f"{self.source}: not a dump of a flight recorder: expected 'version' and 'entries'")
         version = self.text(fields.get("version", "2.0"), "version")
         if version.partition(".")[0] != "2":
-            raise DumpError(f"{self.source}: version {_format_value(version)} of the format is not known; 2.x are")
+            raise DumpError(f"{self.source}: unknown version of the format: got {_format_value(version)}, expected 2.x")
         groups = self.groups(fields.get("pg_config") or {})
         values = self.sequence(fields.get("entries") or [], "entries")
         entries = [self.entry(value, f"entries[{index}]", index) for index, value in enumerate(values)]

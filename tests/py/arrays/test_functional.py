@@ -145,9 +145,9 @@ def test_jax_large_arrays_do_not_block_the_threads_of_xla(team):
 def test_jax_rejects_wrong_arguments(team):
     for texts in team.run(workers.jax_refusals):
         later, shapes, share, op = texts
-        assert "ValueError: all_reduce(): async_op=True is not for arrays that are traced" in later
-        assert "TypeError: all_gather_any(): not in jax.jit" in shapes
-        assert team.size == 1 or "cannot be shared evenly" in share
+        assert "ValueError: all_reduce(): argument 'async_op': got True, expected False for arrays that are traced" in later
+        assert "TypeError: all_gather_any(): unsupported in jax.jit" in shapes
+        assert team.size == 1 or "is not divisible: got" in share
         # raised at compile time
         assert op == "DistArgumentError: all_reduce: BAND means nothing for float32"
 
@@ -175,24 +175,24 @@ REFUSALS = {
     "objects": ("TypeError", "which dldist does not support"),
     "leaf": ("TypeError", "all_reduce_tree(): argument 'x' must be an array"),
     "keys": ("TypeError", "keys without an order"),
-    "axis": ("ValueError", "argument 'axis' is 2, and there are 2 axes: x has the shape (3, 4)"),
-    "negative axis": ("ValueError", "argument 'axis' is -3"),
-    "no axis": ("ValueError", "there are 0 axes"),
-    "kind of axis": ("ValueError", "argument 'axis' is 1.0"),
-    "axis of a view": ("ValueError", "only be taken apart along axis 0"),
-    "dimensions": ("ValueError", "an array.array has one dimension"),
-    "share": ("ValueError", "cannot be shared evenly"),
-    "scatter": ("ValueError", "cannot be shared evenly"),
-    "split sizes": ("ValueError", "argument 'input_split_sizes' must be a size for each"),
-    "split sum": ("ValueError", "and axis 0 has 3"),
-    "split axes": ("ValueError", "equal split_axis and concat_axis"),
+    "axis": ("ValueError", "argument 'axis' is out of range: got 2, expected -2 to 1 for shape (3, 4)"),
+    "negative axis": ("ValueError", "argument 'axis' is out of range: got -3"),
+    "no axis": ("ValueError", "expected 0 to -1 for shape ()"),
+    "kind of axis": ("ValueError", "argument 'axis' is out of range: got 1.0"),
+    "axis of a view": ("ValueError", "expected 0, the only axis"),
+    "dimensions": ("ValueError", "got an array.array of one dimension"),
+    "share": ("ValueError", "is not divisible: got"),
+    "scatter": ("ValueError", "is not divisible: got"),
+    "split sizes": ("ValueError", "argument 'input_split_sizes': got "),
+    "split sum": ("ValueError", "expected 3, as axis 0"),
+    "split axes": ("ValueError", "expected equal axes"),
     "root": ("ValueError", "broadcast(): argument 'root': invalid rank"),
-    "kind of root": ("ValueError", "reduce(): argument 'root': invalid rank: '0'"),
-    "dst": ("ValueError", "send(): argument 'dst': invalid rank: -1"),
+    "kind of root": ("ValueError", "reduce(): argument 'root': invalid rank: got '0'"),
+    "dst": ("ValueError", "send(): argument 'dst': invalid rank: "),
     "src": ("ValueError", "recv(): argument 'src': invalid rank"),
     "pairs": ("ValueError", "permute(): argument 'pairs': invalid rank"),
     "pair": ("ValueError", "pairs of a source and a destination"),
-    "twice": ("ValueError", "a source or a destination twice"),
+    "twice": ("ValueError", "a source or destination twice"),
     "op": ("ValueError", "mean"),
     "group": ("TypeError", "Invalid process group"),
     "no world": ("ValueError", "Default process group has not been initialized"),

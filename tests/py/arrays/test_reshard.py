@@ -261,7 +261,7 @@ def test_exchange_of_two_versions_is_an_error_and_not_visible():
             error = error_of(link.exchange, {"w": np.full(2, world.rank, "int32")}, version=1 + world.rank, timeout=1)
             if world.rank == 0:
                 assert isinstance(error, dldist.DistMismatchError)
-                assert "rank 0 gave version 1, and ranks [1] gave 2" in str(error)
+                assert "got 1 on rank 0, expected 2, as on ranks [1]" in str(error)
             else:  # waits for rank 0 to catch up
                 assert isinstance(error, dldist.DistTimeoutError)
             assert link.version == 0
@@ -350,32 +350,32 @@ def test_inconsistent_or_incomplete_side_is_an_error_on_all_ranks():
         return error_of(Link, world, source=Layout({"w": ((4, 2), "int8", [Shard(0)])}, 4))
 
     assert {str(error) for error in in_world(3, differ)} == {
-        "reshard.Link: ranks 0 and 1 are of one source, and give different layouts: placements or meshes differ; "
-        "nothing has been made, give layouts that fit"
+        "reshard.Link: layouts of the source differ between ranks 0 and 1: placements or meshes differ; "
+        "no link was created"
     }
-    assert all("of 4 ranks, and 3 ranks give it: [0, 1, 2]" in str(error) for error in in_world(3, lack))
+    assert all("got 3 ([0, 1, 2]), expected 4 for the mesh" in str(error) for error in in_world(3, lack))
 
 
 def test_wrong_calls_are_rejected_immediately():
     layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
     with dldist.World() as world, Link(world, source=layout) as link:
         for arrays, text in (
-            ({}, "differ in 'w'"),
-            ({"w": np.zeros(3, "float32")}, r"'w' is \(3,\) of float32, and by the layout this rank's part is \(4,\) of float32"),
-            ({"w": np.zeros(4, "int32")}, "of int32"),
+            ({}, "other names than the layout"),
+            ({"w": np.zeros(3, "float32")}, r"'w' does not fit the layout: got float32 \(3,\), expected float32 \(4,\)"),
+            ({"w": np.zeros(4, "int32")}, "got int32"),
         ):
             with pytest.raises(ValueError, match=text):
                 link.push(arrays)
         assert link.push({"w": np.zeros(4, "float32")}, version=3).version == 3
-        with pytest.raises(ValueError, match="is 3, and 3 has been pushed"):
+        with pytest.raises(ValueError, match="'version' must grow: got 3, expected 4 or more"):
             link.push({"w": np.zeros(4, "float32")}, version=3)
-        with pytest.raises(ValueError, match="more than 18446744073709551615"):
+        with pytest.raises(ValueError, match="expected at most 18446744073709551615"):
             link.push({"w": np.zeros(4, "float32")}, version=2**64)
         with pytest.raises(ValueError, match="not nan"):
             link.push({"w": np.zeros(4, "float32")}, timeout=float("nan"))
-        with pytest.raises(ValueError, match="call exchange"):
+        with pytest.raises(ValueError, match="calls exchange"):
             link.receive()
-    with dldist.World() as world, pytest.raises(ValueError, match="'source' or 'destination'"):
+    with dldist.World() as world, pytest.raises(ValueError, match="neither 'source' nor 'destination'"):
         Link(world)
 
 
@@ -388,7 +388,7 @@ def test_destination_with_an_invalid_slot_is_lost():
                 link._receivers[0].request(9)
             else:
                 (loss,) = link.push({"w": np.zeros(4, "float32")}).lost
-                assert loss.rank == 1 and "rank 1 asks for slot 9, and has 2" in str(loss)
+                assert loss.rank == 1 and "rank 1: got slot 9, expected 0 to 1" in str(loss)
             world.barrier()
 
     in_world(2, run)

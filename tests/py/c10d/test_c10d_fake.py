@@ -165,8 +165,8 @@ def f4(*shape):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda g: g.allgather([f4(2), f4(3)], f4(2)), r"allgather: the output has shape \(3,\), and the input \(2,\)"),
-        (lambda g: g.allgather([f4(2), f4(2)], np.zeros(2, "i8")), "the output has dtype float32, but the input has int64"),
+        (lambda g: g.allgather([f4(2), f4(3)], f4(2)), r"allgather: output has another shape: got \(3,\), expected \(2,\)"),
+        (lambda g: g.allgather([f4(2), f4(2)], np.zeros(2, "i8")), "output has another dtype: got float32, expected int64"),
         (lambda g: g.all_gather_single(f4(5), f4(2)), "world_size times input tensor size"),
         (lambda g: g.allgather_coalesced([[f4(2)]], [f4(2)]), "Incorrect output list size 1"),
         (lambda g: g.gather([f4(2)], f4(2), RANK), r"gather: Incorrect output list size 1\. Output list size should be 2"),
@@ -180,8 +180,8 @@ def f4(*shape):
         (lambda g: g.alltoall_base(f4(4), f4(4), [4], []), "Number of tensor splits not equal"),
         (lambda g: g.alltoall_base(f4(4), f4(4), [5, -1], []), "must be non-negative"),
         (lambda g: g.alltoall_base(f4(4), f4(4), [], [1, 2]), "doesn't match total dim 0 size"),
-        (lambda g: g.alltoall_base(f4(4), f4(6), [], []), r"shape \(4,\), and the input \(6,\)"),
-        (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "the output takes 4 elements, but the input has 2"),
+        (lambda g: g.alltoall_base(f4(4), f4(6), [], []), r"shape: got \(4,\), expected \(6,\)"),
+        (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "input has another number of elements: got 2, expected 4"),
     ],
 )
 def test_mismatched_sizes_are_rejected(fake, call, text):

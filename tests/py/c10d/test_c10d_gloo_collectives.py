@@ -378,7 +378,7 @@ WRONG = [
     ),
     ("reduce_scatter only supports 1 output", lambda dist, t, g: g.reduce_scatter([], [], dist.ReduceScatterOptions())),
     ("invalid input tensor list size, must be world size", lambda dist, t, g: g.reduce_scatter([t(1)], [[t(1)]], dist.ReduceScatterOptions())),
-    ("takes a single tensor", lambda dist, t, g: g.send([t(1)] * 2, 1 - g.rank(), 0)),
+    ("tensors, expected 1", lambda dist, t, g: g.send([t(1)] * 2, 1 - g.rank(), 0)),
 ]
 
 
@@ -466,7 +466,7 @@ def test_late_or_lost_rank_raises_gloos_texts(made):
 REFUSED = [
     (lambda group: group.allreduce([vector(1), memoryview(vector(1)).toreadonly()]), ValueError, "read-only|writable"),
     (lambda group: group.allreduce_coalesced([np.zeros(2), np.zeros(3)[1:], memoryview(np.zeros(2)).toreadonly()]), ValueError, "read-only|writable"),
-    (lambda group: group.allreduce_sparse([vector(1)]), RuntimeError, "not sparse"),
+    (lambda group: group.allreduce_sparse([vector(1)]), RuntimeError, "got a dense tensor"),
     (lambda group: group.allreduce_sparse([]), RuntimeError, "requires non-empty tensor list"),
     (lambda group: group.broadcast([vector(1), object()]), TypeError, "not object"),
     (lambda group: group.allreduce(3), TypeError, "not int"),
@@ -516,7 +516,7 @@ def test_device_options():
     opts = ProcessGroupGloo._Options()
     opts._devices = (ProcessGroupGloo.create_default_device(),)
     assert len(opts._devices) == 1
-    with pytest.raises(TypeError, match=r"_devices must be a list of ProcessGroupGloo.Device, but has a str"):
+    with pytest.raises(TypeError, match=r"_devices must be a list of ProcessGroupGloo.Device: got a str"):
         opts._devices = ["lo"]
     opts._devices = []  # groups use their own device
     ProcessGroupGloo(dldist.HashStore(), 0, 1, opts).shutdown()

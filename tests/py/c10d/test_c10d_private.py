@@ -204,7 +204,7 @@ def test_group_of_some_ranks():
     ("how", "kind", "text"),
     [
         ({}, TypeError, "timeout"),
-        ({"timeout": TEN, "device_id": "cpu"}, ValueError, "no accelerator"),
+        ({"timeout": TEN, "device_id": "cpu"}, ValueError, "not an accelerator: got cpu"),
         ({"timeout": TEN, "backend": "nonsense"}, AssertionError, "Unknown backend"),
     ],
 )

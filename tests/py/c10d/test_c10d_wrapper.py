@@ -269,7 +269,7 @@ def test_messages_are_not_compared():
 
 
 def test_ranks_of_backend_and_helper_must_agree():
-    with pytest.raises(ValueError, match="rank 0 of 2 cannot be compared by a backend of rank 0 of 1"):
+    with pytest.raises(ValueError, match="got 0 of 1, expected 0 of 2"):
         _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper())
 
 
@@ -284,11 +284,11 @@ def text(content):
 @pytest.mark.parametrize(
     ("rounds", "message"),
     [
-        ([[length(2**63)]], r"rank 1 announces a fingerprint of 9223372036854775808 bytes"),
-        ([[length(65537)]], "rank 1 announces a fingerprint of 65537 bytes"),
-        ([[length(3)], [text(b"abc")]], "rank 1 has sent something that is not the fingerprint of a collective"),
-        ([[length(0)], [text(b"")]], "rank 1 has sent something that is not the fingerprint of a collective"),
-        ([[length(6)], [text(b"\xff\n\n\n\n\n")]], "rank 1 has sent something that is not the fingerprint"),
+        ([[length(2**63)]], r"fingerprint of rank 1: got 9223372036854775808 bytes"),
+        ([[length(65537)]], "fingerprint of rank 1: got 65537 bytes"),
+        ([[length(3)], [text(b"abc")]], "malformed fingerprint of rank 1: expected"),
+        ([[length(0)], [text(b"")]], "malformed fingerprint of rank 1: expected"),
+        ([[length(6)], [text(b"\xff\n\n\n\n\n")]], "malformed fingerprint of rank 1: expected"),
         ([[length(5)], [text(b"\xff\n\n\n\n")]], r"Rank 1 is running collective: CollectiveFingerPrint\(SequenceNumber=\\xff"),
     ],
 )

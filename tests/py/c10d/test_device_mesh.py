@@ -68,8 +68,8 @@ def test_mesh_of_some_ranks():
     assert found[3] == ((0, 0), 3.0, [3, 1]) and found[4] == ((1, 1), 5.0, [0, 4])
     ranks, ((kind, text), (other, why)) = found[2]
     assert ranks == [[3, 1], [0, 4]]
-    assert kind is IndexError and text.startswith("get_group(): rank 2 is not in DeviceMesh((a=2, b=2)")
-    assert other is RuntimeError and "which rank 2 is not in" in why
+    assert kind is IndexError and text.startswith("get_group(): got rank 2, expected a rank of DeviceMesh((a=2, b=2)")
+    assert other is RuntimeError and "got rank 2, expected a rank of the mesh" in why
 
 
 def test_dimension_of_all_ranks_is_the_world():
@@ -202,7 +202,7 @@ def test_mesh_of_given_worlds():
 def test_override_of_a_world_is_rejected():
     with dldist.World() as world:
         error = error_of(init_device_mesh, "cpu", (1,), backend_override={0: "fake"}, world=world)
-        assert isinstance(error, ValueError) and "there is no backend to override" in str(error)
+        assert isinstance(error, ValueError) and "has no backend to override: got " in str(error)
         assert isinstance(error_of(init_device_mesh, "cpu", (2,), world=world), RuntimeError)
 
 
@@ -293,52 +293,52 @@ def test_repr_in_detail_mode(fake_world, monkeypatch):
 
 BAD = [
     (lambda: DeviceMesh("cpu"), TypeError, "'mesh' is missing"),
-    (lambda: DeviceMesh("cpu", [0.5, 1]), TypeError, "0.5 is in it"),
-    (lambda: DeviceMesh("cpu", "01"), TypeError, "'01' is in it"),
-    (lambda: DeviceMesh("cpu", np.zeros(2)), TypeError, "0.0 is in it"),
+    (lambda: DeviceMesh("cpu", [0.5, 1]), TypeError, "got 0.5, expected ranks"),
+    (lambda: DeviceMesh("cpu", "01"), TypeError, "got '01', expected ranks"),
+    (lambda: DeviceMesh("cpu", np.zeros(2)), TypeError, "got 0.0, expected ranks"),
     (lambda: DeviceMesh("cpu", [[0, 1], [2]]), ValueError, "ragged"),
     (lambda: DeviceMesh("cpu", [0, [1]]), ValueError, "ragged"),
     (lambda: DeviceMesh("cpu", []), ValueError, "no ranks"),
     (lambda: DeviceMesh("cpu", [[], []]), ValueError, "no ranks"),
-    (lambda: DeviceMesh("cpu", [0, -1]), ValueError, "rank -1 of the mesh is negative"),
-    (lambda: DeviceMesh("cpu", [[0, 1], [1, 2]]), ValueError, "rank 1 of the mesh is in it twice"),
+    (lambda: DeviceMesh("cpu", [0, -1]), ValueError, "negative rank: got -1"),
+    (lambda: DeviceMesh("cpu", [[0, 1], [1, 2]]), ValueError, "repeated rank: got 1"),
     (lambda: DeviceMesh("cpu", [0, 8]), ValueError, "8 of 8"),
-    (lambda: DeviceMesh("cpu", [0, 1], mesh_dim_names=("a", "b")), RuntimeError, "has 1 dimensions"),
-    (lambda: DeviceMesh("cpu", [0, 1], backend_override=()), ValueError, "1 dimensions, but has 0"),
+    (lambda: DeviceMesh("cpu", [0, 1], mesh_dim_names=("a", "b")), RuntimeError, "expected 1 names"),
+    (lambda: DeviceMesh("cpu", [0, 1], backend_override=()), ValueError, "got 0, expected 1"),
     (lambda: init_device_mesh("cpu", (3, 3)), RuntimeError, "world size 8, but found 9 ranks"),
     (lambda: init_device_mesh("cuda:0", (8,)), RuntimeError, "not supported but got 'cuda:0'"),
-    (lambda: init_device_mesh("cpu", (8,), mesh_dim_names=("a", "b")), RuntimeError, "are 2"),
+    (lambda: init_device_mesh("cpu", (8,), mesh_dim_names=("a", "b")), RuntimeError, "expected 1 names"),
     (lambda: init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "a")), RuntimeError, "must be unique"),
-    (lambda: init_device_mesh("cpu", (0, 8)), ValueError, r"mesh_shape is \(0, 8\)"),
+    (lambda: init_device_mesh("cpu", (0, 8)), ValueError, r"'mesh_shape' must have sizes of 1 or more, not \(0, 8\)"),
     (lambda: init_device_mesh("cpu", (2.0, 4)), ValueError, "mesh_shape"),
-    (lambda: init_device_mesh("cpu", (8,), backend_override={1: "gloo"}), RuntimeError, r"\[1\] are neither in 0 to 0"),
+    (lambda: init_device_mesh("cpu", (8,), backend_override={1: "gloo"}), RuntimeError, r"got \[1\], expected 0 to 0"),
     (lambda: cube(backend_override={0: "gloo", "dp": "gloo"}), RuntimeError, "{0: 'dp'}"),
-    (lambda: cube()["pp"], KeyError, "'pp' is none of"),
+    (lambda: cube()["pp"], KeyError, "got 'pp', expected one of"),
     (lambda: cube()["tp", "dp"], KeyError, "order of the dimensions"),
     (lambda: cube()["dp", "dp"], RuntimeError, "overlapping"),
     (lambda: init_device_mesh("cpu", (8,))["dp"], RuntimeError, "without mesh_dim_names"),
     (lambda: init_device_mesh("cpu", (8,))._flatten(), RuntimeError, "without mesh_dim_names"),
-    (lambda: cube().get_group(), RuntimeError, "say which dimension"),
-    (lambda: cube().get_local_rank(), RuntimeError, "say which dimension"),
-    (lambda: cube().get_group("pp"), KeyError, "there are dp, cp, tp"),
+    (lambda: cube().get_group(), RuntimeError, "'mesh_dim' is missing"),
+    (lambda: cube().get_local_rank(), RuntimeError, "'mesh_dim' is missing"),
+    (lambda: cube().get_group("pp"), KeyError, "expected one of dp, cp, tp"),
     (lambda: init_device_mesh("cpu", (8,)).get_group("pp"), KeyError, "No `mesh_dim_names`"),
-    (lambda: cube().get_group(3), IndexError, "dimension 3"),
+    (lambda: cube().get_group(3), IndexError, "got 3, expected -3 to 2"),
     (lambda: cube().get_group(1.0), AssertionError, "got float"),
-    (lambda: cube().size(-4), IndexError, "dimension -4"),
-    (lambda: cube()["dp", "cp"]._flatten("tp"), ValueError, "'tp' is a dimension of"),
-    (lambda: flattened_twice(), ValueError, "another flattened mesh 'x'"),
-    (lambda: cube()._unflatten("pp", (2,), ("x",)), ValueError, "no dimension 'pp'"),
-    (lambda: cube()._unflatten(3, (2,), ("x",)), ValueError, "dimension 3"),
+    (lambda: cube().size(-4), IndexError, "got -4, expected -3 to 2"),
+    (lambda: cube()["dp", "cp"]._flatten("tp"), ValueError, "got 'tp', a dimension of"),
+    (lambda: flattened_twice(), ValueError, "got 'x', the flattened mesh"),
+    (lambda: cube()._unflatten("pp", (2,), ("x",)), ValueError, "unknown dimension 'pp'"),
+    (lambda: cube()._unflatten(3, (2,), ("x",)), ValueError, "got 3, expected -3 to 2"),
     (lambda: cube()._unflatten(0, (2,), ("x", "y")), RuntimeError, "same length"),
-    (lambda: cube()._unflatten(0, (2, 2), ("x", "y")), ValueError, "has the size 2"),
-    (lambda: cube()._unflatten(0, (-1, -2), ("x", "y")), ValueError, "has the size 2"),
-    (lambda: init_device_mesh("cpu", (8,))._unflatten(0, (2, 4), ("x", "y")), RuntimeError, "have no names"),
+    (lambda: cube()._unflatten(0, (2, 2), ("x", "y")), ValueError, "whose product is 2"),
+    (lambda: cube()._unflatten(0, (-1, -2), ("x", "y")), ValueError, "whose product is 2"),
+    (lambda: init_device_mesh("cpu", (8,))._unflatten(0, (2, 4), ("x", "y")), RuntimeError, "without names, expected a mesh with mesh_dim_names"),
     (lambda: DeviceMesh._concatenate([cube()["dp"], cube()["dp"]]), RuntimeError, "overlapping"),
     (lambda: DeviceMesh._concatenate([cube()["dp"], square()["a"]]), RuntimeError, "derived from different"),
     (lambda: DeviceMesh.from_group([], "cpu"), ValueError, "at least one group"),
-    (lambda: DeviceMesh.from_group(dldist.group.WORLD, "cpu", [0, 1]), ValueError, "is not the ranks of the group"),
-    (lambda: DeviceMesh.from_group([dldist.group.WORLD], "cpu"), ValueError, "need mesh and mesh_dim_names"),
-    (lambda: DeviceMesh.from_group([dldist.group.WORLD], "cpu", [[0]], mesh_dim_names=("a", "b")), ValueError, "2 dimensions"),
+    (lambda: DeviceMesh.from_group(dldist.group.WORLD, "cpu", [0, 1]), ValueError, "other ranks than the group"),
+    (lambda: DeviceMesh.from_group([dldist.group.WORLD], "cpu"), ValueError, "expected both for 1 groups"),
+    (lambda: DeviceMesh.from_group([dldist.group.WORLD], "cpu", [[0]], mesh_dim_names=("a", "b")), ValueError, "got 2, expected 1, one for each"),
 ]
 
 

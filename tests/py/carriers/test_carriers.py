@@ -247,5 +247,5 @@ def test_missing_package_is_named(name, words):
 
 
 def test_unknown_carrier_is_rejected():
-    with pytest.raises(ValueError, match="there is no carrier 'x'"):
+    with pytest.raises(ValueError, match="unknown carrier 'x'"):
         carriers.library("x")

@@ -345,7 +345,7 @@ def test_names_of_files(tmp_path):
     (tmp_path / "core.123").write_bytes(b"\x7fELF")
     assert not trace.analyse(tmp_path).verdicts
     trace_dumps.write(tmp_path, dumps, "other_")
-    with pytest.raises(trace.DumpError, match="'nccl_trace_rank_', 'other_'; say which with --prefix"):
+    with pytest.raises(trace.DumpError, match="'nccl_trace_rank_', 'other_'; pass one of them as --prefix"):
         trace.analyse(tmp_path)
     assert not trace.analyse(tmp_path, prefix="other_").verdicts
     trace_dumps.write(tmp_path / "digits", dumps, "run1_7")
@@ -368,19 +368,19 @@ class Evil:
     ("data", "says"),
     [
         (b"", "fr_0: the file is empty"),
-        (b"hello", "fr_0: neither JSON nor a pickle: it begins with b'hello'"),
-        (b"{", "fr_0: not a whole JSON"),
-        (b"[" * 100_000, "neither JSON"),
-        (b'{"a":' * 100_000, "not a whole JSON"),
-        (b"\x80\x02", "not a whole pickle"),
-        (b"\x80\x02.", "not a whole pickle"),
+        (b"hello", "fr_0: unknown format: got b'hello' at the start, expected JSON or a pickle"),
+        (b"{", "fr_0: malformed or truncated JSON"),
+        (b"[" * 100_000, "unknown format"),
+        (b'{"a":' * 100_000, "malformed or truncated JSON"),
+        (b"\x80\x02", "malformed or truncated pickle"),
+        (b"\x80\x02.", "malformed or truncated pickle"),
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "expected a dict, got None"),
-        (b"\x80\x04\x8e" + b"\xff" * 8, "not a whole pickle"),
-        (pickle.dumps(Evil()), "it holds posix.system; a dump has only"),
-        (b"\x80\x05" + pickle.BYTEARRAY8 + (2**40).to_bytes(8, "little") + b".", "it holds a bytearray; a dump has only"),
+        (b"\x80\x04\x8e" + b"\xff" * 8, "malformed or truncated pickle"),
+        (pickle.dumps(Evil()), "got posix.system; a dump has only"),
+        (b"\x80\x05" + pickle.BYTEARRAY8 + (2**40).to_bytes(8, "little") + b".", "got a bytearray; a dump has only"),
         (pickle.dumps([1]), "the dump: expected a dict, got a list of 1"),
-        (pickle.dumps({"a": 1}), "neither version nor entries"),
-        (pickle.dumps({"version": "3.0", "entries": []}), "version '3.0' of the format is not known"),
+        (pickle.dumps({"a": 1}), "expected 'version' and 'entries'"),
+        (pickle.dumps({"version": "3.0", "entries": []}), "unknown version of the format: got '3.0', expected 2.x"),
     ],
     ids=range(14),
 )
@@ -429,7 +429,7 @@ def test_small_file_with_many_values_is_rejected(monkeypatch):
     monkeypatch.setattr(read, "MAX_ITEMS", 10_000)
     shape = [1] * 100
     bad = dump([WORLD], [entry(0, WORLD, "all_reduce", 1, sizes=([shape] * 200, []))])
-    with pytest.raises(trace.DumpError, match="more than 10000 values"):
+    with pytest.raises(trace.DumpError, match="too many values for a dump: expected at most 10000"):
         trace.analyse([pickle.dumps(bad)])
 
 

@@ -301,7 +301,7 @@ def test_secret_of_the_environment_is_required(monkeypatch):
 
 
 def test_host_name_is_resolved():
-    with pytest.raises(ValueError, match="not a loopback address"):
+    with pytest.raises(ValueError, match="expected a loopback address"):
         control.serve(host="0.0.0.0", secret="")
     for choice in ({"anyone": True, "secret": ""}, {"secret": SECRET}):
         with control.serve(host="0.0.0.0", **choice) as server:

@@ -258,7 +258,7 @@ class Ambiguous:
 def test_batch_starts_all_or_nothing(group):
     buffer = bytearray(4)
     ops = [dldist.P2POp("irecv", buffer, None, 9), dldist.P2POp("isend", b"abcd", 7, 9)]
-    with pytest.raises(ValueError, match=r"p2p_op_list\[1\].*7 is not in 0 to 0"):
+    with pytest.raises(ValueError, match=r"p2p_op_list\[1\].*got 7, expected 0 to 0"):
         group.batch_isend_irecv(ops)
     buffer.append(0)
 

@@ -335,7 +335,7 @@ def test_close_ends_all_groups_if_one_is_late():
         ({"store": "hash", "rank": 2, "world_size": 2}, ValueError, "rank 2"),
         ({"store": "hash"}, ValueError, "rank -1"),
         ({"store": 3, "rank": 0, "world_size": 1}, TypeError, "store"),
-        ({"store": "hash", "init_method": "tcp://127.0.0.1:0"}, ValueError, "not both"),
+        ({"store": "hash", "init_method": "tcp://127.0.0.1:0"}, ValueError, "got both"),
         ({"serializer": "json"}, ValueError, "serializer"),
         ({"init_method": 3}, RuntimeError, "url"),
         ({"init_method": "nowhere://"}, RuntimeError, "nowhere"),

@@ -103,12 +103,12 @@ NO_LAUNCHES = {
 BAD = {
     "rank no number": ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number, not 'one'"),
     "rank negative": ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK must be a whole number, not '-1'"),
-    "rank too large": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, which does not go with WORLD_SIZE=2"),
-    "local rank too large": (TORCHRUN | {"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, which does not go with LOCAL_WORLD_SIZE=2"),
+    "rank too large": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is out of range: got 2, expected less than WORLD_SIZE=2"),
+    "local rank too large": (TORCHRUN | {"LOCAL_RANK": "2"}, "LOCAL_RANK is out of range: got 2, expected less than LOCAL_WORLD_SIZE=2"),
     "port": (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT must be from 0 to 65535, not 70000"),
     "Open MPI": (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE must be a whole number, not 'x'"),
-    "MPICH": (MPICH | {"PMI_RANK": "3"}, "PMI_RANK is 3, which does not go with PMI_SIZE=3"),
-    "Slurm": (SLURM | {"SLURM_PROCID": "8"}, "SLURM_PROCID is 8, which does not go with SLURM_STEP_NUM_TASKS=8"),
+    "MPICH": (MPICH | {"PMI_RANK": "3"}, "PMI_RANK is out of range: got 3, expected less than PMI_SIZE=3"),
+    "Slurm": (SLURM | {"SLURM_PROCID": "8"}, "SLURM_PROCID is out of range: got 8, expected less than SLURM_STEP_NUM_TASKS=8"),
     "Slurm's tasks": (
         SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"},
         """SLURM_STEP_TASKS_PER_NODE must be like "2(x3),1", not '2(x'""",
@@ -116,9 +116,9 @@ BAD = {
     "Slurm's repeats": (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2x3)"}, "SLURM_STEP_TASKS_PER_NODE must be like"),
     "Slurm's node": (
         SLURM | {"SLURM_NODEID": "4"},
-        "SLURM_STEP_TASKS_PER_NODE='2(x4)' says nothing of this node, SLURM_NODEID=4",
+        "SLURM_STEP_TASKS_PER_NODE lacks this node: got '2(x4)', expected an item for SLURM_NODEID=4",
     ),
-    "Slurm's hosts": (SLURM | {"SLURM_STEP_NODELIST": "node[1-"}, "unbalanced brackets"),
+    "Slurm's hosts": (SLURM | {"SLURM_STEP_NODELIST": "node[1-"}, "malformed list of hosts"),
 }
 
 
@@ -255,17 +255,17 @@ def _somebody_elses(path, _elsewhere):
 def test_shared_directory_is_rejected(tmp_path, make):
     path = tmp_path / f"dldist-{os.geteuid()}"
     text = make(path, tmp_path / "elsewhere")
-    with pytest.raises(dldist.DistStoreError, match=f"cannot meet in {path}, which {text}"):
+    with pytest.raises(dldist.DistStoreError, match=f"rendezvous directory {path} is unusable: it {text}"):
         launch_environment.meeting_file("job", {"TMPDIR": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
     ("variables", "text"),
     [
-        (MPICH, "pmi has started 3 processes, 2 of them on this host, and does not say .* set MASTER_ADDR .* and MASTER_PORT"),
+        (MPICH, "pmi has started 3 processes, 2 of them on this host, without an address .* set MASTER_ADDR .* and MASTER_PORT"),
         (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "openmpi has started 4 processes, 2 of them on this host"),
         # started without hydra's helper process
-        (MPICH | {"PMI_SIZE": "2"}, "pmi has started 2 processes, on one host, and does not say"),
+        (MPICH | {"PMI_SIZE": "2"}, "pmi has started 2 processes, on one host, without an address"),
         (OPENMPI | {"MASTER_ADDR": "x"}, "environment variable MASTER_PORT expected, but not set"),
     ],
 )

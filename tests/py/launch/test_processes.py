@@ -37,7 +37,7 @@ def is_gone(pid):
     ("exit 0", 0, "exit code 0"),
     ("exit 3", 3, "exit code 3"),
     ("kill -TERM $$", -signal.SIGTERM, "killed by SIGTERM"),
-    ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL, as the kernel does where memory runs out"),
+    ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL, possibly by the kernel, out of memory"),
     ("kill -40 $$", -40, "killed by <Unknown signal 40>"),
 ])
 def test_description_of_an_exit_code(start, command, code, words):

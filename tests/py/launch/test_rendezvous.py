@@ -90,10 +90,10 @@ AT_NEXT = {
     "port too large": ("tcp://127.0.0.1:65536?rank=0&world_size=1", "Port out of range 0-65535"),
     "rank no number": ("tcp://127.0.0.1:23456?rank=x&world_size=1", "rank must be an integer, not 'x'"),
     "parameter without value": ("tcp://127.0.0.1:23456?rank&world_size=1", "rank must be an integer, not ''"),
-    "range backwards": ("tcp://127.0.0.1:7-5?job=a&rank=0&world_size=1", "7-5 is no range of ports"),
-    "range without job": ("tcp://127.0.0.1:5-7?rank=0&world_size=1", "a range of ports needs job=NAME"),
+    "range backwards": ("tcp://127.0.0.1:7-5?job=a&rank=0&world_size=1", "invalid range of ports: got 7-5"),
+    "range without job": ("tcp://127.0.0.1:5-7?rank=0&world_size=1", "got a range of ports without job=NAME"),
     "port 0 of another": ("tcp://127.0.0.1:0?rank=1&world_size=2", "only rank 0 can take any free port"),
-    "no such descriptor": ("tcp://127.0.0.1:9?rank=0&world_size=1&listen_fd=9999", "listen_fd 9999 is no open"),
+    "no such descriptor": ("tcp://127.0.0.1:9?rank=0&world_size=1&listen_fd=9999", "listen_fd is not an open descriptor: got 9999"),
 }
 
 
@@ -401,7 +401,7 @@ def test_port_range_skips_another_job(taken_range):
     assert one.port != other.port
     guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=b", 1, 2))[0]
     assert guest.port == other.port
-    with pytest.raises(dldist.DistNetworkError, match=f"none of the ports {ports} of {LOOPBACK} is free"):
+    with pytest.raises(dldist.DistNetworkError, match=f"no free port on {LOOPBACK} in {ports}"):
         next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=c", 0, 2))
     with pytest.raises(dldist.DistNetworkTimeoutError, match=f"rank 1 found no server of job 'c' at {LOOPBACK}, ports {ports}"):
         next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=c", 1, 2, timeout=0.3))
@@ -442,7 +442,7 @@ def test_incomplete_environment_names_the_missing_variables(monkeypatch, variabl
 
 @pytest.mark.parametrize("rank", [-1, 2, 5])
 def test_rank_must_be_within_the_world(rank):
-    with pytest.raises(ValueError, match=f"rank {rank} is not in 0 to 1"):
+    with pytest.raises(ValueError, match=f"'rank' is out of range: got {rank}, expected 0 to 1"):
         meet(store=dldist.HashStore(), rank=rank, world_size=2, timeout=1)
 
 

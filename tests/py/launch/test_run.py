@@ -118,9 +118,9 @@ class TestRunning:
     def test_ambiguous_command_is_taken_for_a_script(self, tmp_path):
         code, _, err = dlrun("-n", 2, "sh", "-c", "true", cwd=tmp_path, env=with_here())
         assert code == 127
-        assert err.startswith("dlrun: there is no script sh; to run the command sh, say --no-python (")
+        assert err.startswith("dlrun: script sh does not exist; to run the command sh, pass --no-python (")
         code, _, err = dlrun("-np", 2, "train.py", cwd=tmp_path, env=with_here())
-        assert code == 127 and f"there is no script train.py in {tmp_path} (" in err
+        assert code == 127 and f"script train.py does not exist in {tmp_path} (" in err
 
     def test_options_of_torchrun(self):
         args = ("-np", 3, "--rdzv-backend", "c10d", "--role", "trainer", "--monitor_interval", 1, "--local-ranks-filter", "0,2")
@@ -243,7 +243,7 @@ class TestFailing:
         assert code == 0, err
         assert sorted(out.splitlines()) == [f"[rank{rank}]: attempt 1 of rank {rank} in machine 0" for rank in (0, 1)]
         assert "rank 1 failed first: exit code 5" in err
-        assert err.endswith("dlrun: starting all ranks again: 1 of 2\n")
+        assert err.endswith("dlrun: restarting all ranks: 1 of 2\n")
         (run,) = tmp_path.iterdir()
         assert sorted(path.name for path in run.iterdir()) == ["attempt_0", "attempt_1"]
 
@@ -346,7 +346,7 @@ class TestEnding:
         code, _, err = finish(process)
         assert code == 128 + signal.SIGTERM
         assert sorted(path.name for path in tmp_path.iterdir()) == pids, err
-        assert re.search(r"dlrun: waiting for rank [01] \(pid \d+\).* to end; what is left is killed in 2\d s", err), err
+        assert re.search(r"dlrun: waiting for rank [01] \(pid \d+\).* to end; remaining processes are killed in 2\d s", err), err
 
     def test_ranks_die_with_a_launcher_that_is_killed(self):
         process, pids = self.start_lives()
@@ -414,7 +414,7 @@ class TestSeveralMachines:
         both = [start("--max-restarts", count, *common, env={"DLDIST_SECRET": "s"}) for count in (0, 1)]
         for code, _, err in map(finish, both):
             assert code == 1
-            assert re.search(r"machine \d \(host \S+\) was started with --max-restarts \d, this one with \d", err), err
+            assert re.search(r"--max-restarts differs between machines: got \d, expected \d, as on machine \d \(host \S+\)", err), err
 
 
     def test_program_missing_on_one_machine_fails_the_job(self):
@@ -456,7 +456,7 @@ class TestTorch:
     def test_torch_program_with_secret_gets_an_explanation(self):
         code, _, err = dlrun("--nproc-per-node", 2, program("torch_program.py"))
         assert code == 1
-        assert "cannot show the secret of this job" in err.splitlines()[-1] and "--no-secret" in err.splitlines()[-1]
+        assert "cannot authenticate with the job's secret" in err.splitlines()[-1] and "--no-secret" in err.splitlines()[-1]
 
 
 class TestOptions:
@@ -466,17 +466,17 @@ class TestOptions:
             (["--nproc-per-node", "many", "x"], '--nproc-per-node must be a number of 1 or more, "cpu" or "auto"'),
             (["--nproc-per-node", "0", "x"], "--nproc-per-node must be"),
             (["--nnodes", "1:4", "x"], "--nnodes must be a number of 1 or more, not '1:4'"),
-            (["--nnodes", "2", "x"], "--nnodes 2 needs --rdzv-endpoint or --master-addr"),
-            (["--nnodes", "2", "--master-addr", "a", "x"], "needs --node-rank"),
+            (["--nnodes", "2", "x"], "got --nnodes 2 without an address, expected --rdzv-endpoint or --master-addr"),
+            (["--nnodes", "2", "--master-addr", "a", "x"], "without --node-rank"),
             (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "x"], "--node-rank must be from 0 to 1"),
-            (["--rdzv-endpoint", "a:1", "--master-port", "2", "x"], "give one or the other"),
-            (["--rdzv-endpoint", "a:70000", "x"], "is no port"),
+            (["--rdzv-endpoint", "a:1", "--master-port", "2", "x"], "got both --rdzv-endpoint and --master-addr"),
+            (["--rdzv-endpoint", "a:70000", "x"], "must be a port from 0 to 65535, not"),
             (["--tee", "4", "x"], "--tee must be 0, 1, 2 or 3"),
             (["--redirects", "1,2", "x"], "--redirects must be 0, 1, 2 or 3"),
             (["--max-restarts", "-1", "x"], "--max-restarts must be 0 or more"),
-            (["-m", "--no-python", "x"], "exclude each other"),
+            (["-m", "--no-python", "x"], "got both -m and --no-python"),
             ([], "required: program"),
-            (["--rdzv-endpoint", "::1", "x"], "written in brackets"),
+            (["--rdzv-endpoint", "::1", "x"], "expected an IPv6 address in brackets"),
         ],
     )
     def test_wrong_options_are_rejected(self, capsys, args, words):
@@ -539,7 +539,7 @@ class TestPieces:
         assert report.without_prefix(named, 1) == named
 
     def test_malformed_report_of_another_launcher(self):
-        with pytest.raises(ValueError, match="no report of a failure"):
+        with pytest.raises(ValueError, match="malformed failure report"):
             report.Failure.from_json(b"[1]")
 
     def test_run_names_stay_in_their_folder(self):

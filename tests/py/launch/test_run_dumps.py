@@ -118,7 +118,7 @@ def test_dump_signal_does_not_end_ranks_without_a_monitor(tmp_path):
     for _ in range(2):
         process.stdout.readline()
     process.send_signal(signal.SIGUSR2)
-    text = read_until(process, "nothing is known")
+    text = read_until(process, "no information: ")
     assert "of 2 ranks here 2 run: rank 0 (pid " in text
     end(process)
     assert not list(tmp_path.iterdir())

@@ -175,7 +175,7 @@ def test_functions_defined_at_a_prompt(prompt):
     kind, typed = prompt
     [line] = typed(PROMPT)
     if kind == "without":
-        assert line == "work cannot be sent to another process, which cannot import it: put it into a module, or install cloudpickle"
+        assert line == "work cannot be pickled: expected a name that another process can import; define it in a module, or install cloudpickle"
     else:
         assert line == "[-103, -107]"
 
@@ -185,7 +185,7 @@ def test_classes_defined_at_a_prompt(prompt):
     kind, typed = prompt
     lines = typed(CLASSES)
     if kind == "without":
-        refusal = "cannot be sent to another process, which cannot import it: put it into a module, or install cloudpickle"
+        refusal = "cannot be pickled: expected a name that another process can import; define it in a module, or install cloudpickle"
         assert lines == [f"{name} PicklingError NoneType {name} {refusal}" for name in ("makes", "gathers", "fails")]
     else:
         assert lines == [

@@ -174,7 +174,7 @@ def in_c(channel, version, environment):
     allocator.free(0, 0)
     stubs.cuda.limit_memory(1024)
     assert malloc(1 << 16, 0, None) is None
-    assert "65536 bytes on cuda:0" in str(nccl_window_workers.error_of(allocator.malloc, 1 << 16, 0))
+    assert "ncclMemAlloc of 65536 bytes failed on cuda:0" in str(nccl_window_workers.error_of(allocator.malloc, 1 << 16, 0))
     assert isinstance(nccl_window_workers.error_of(allocator.malloc, -1, 0), ValueError)
 
     made = []

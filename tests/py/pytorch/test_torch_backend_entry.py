@@ -92,7 +92,7 @@ def test_failed_autoload_is_a_warning(installed):
         "print(len(seen), seen[0].message)\n"
     )
     done = python(program, installed)
-    assert "1 the backend \"dldist\" could not be registered: TypeError('no such thing')" in done.stdout, done.stderr
+    assert "1 the backend \"dldist\" cannot be registered with torch.distributed: TypeError('no such thing')" in done.stdout, done.stderr
 
 
 LEAVES_ITS_GROUPS = """

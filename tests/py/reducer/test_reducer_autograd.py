@@ -192,7 +192,7 @@ def test_sparse_gradients_with_known_rows():
             assert grad.is_sparse and grad.to_dense()[:, 0].tolist() == [0.5, 0.5, 0, 0, 1, 0]
         output = embedding(torch.tensor([5]))
         reducer.prepare_for_backward(output)
-        assert "was not told of" in str(error_of(output.sum().backward))
+        assert "has unexpected rows" in str(error_of(output.sum().backward))
         reducer.reset()
 
     in_groups(2, case)
@@ -204,7 +204,7 @@ def test_wrong_arguments_are_rejected():
         reducer = dldist.Reducer([parameter], process_group=group)
         with pytest.raises(TypeError, match="must be tensors of PyTorch, not int"):
             reducer.prepare_for_backward([0])
-        with pytest.raises(ValueError, match="2 members for 1 parameters"):
+        with pytest.raises(ValueError, match="another length: got 2, expected 1"):
             dldist.Reducer([parameter], process_group=group, expect_sparse_gradients=[True, False])
         with pytest.raises(ValueError, match="sample_rate"):
             reducer._set_ddp_runtime_logging_sample_rate(0)
@@ -391,18 +391,18 @@ def test_wrong_manual_finalization_is_rejected():
         with pytest.raises(RuntimeError, match=r"_finalize_backward_manual\(\): autograd ends passes"):
             reducer._finalize_backward_manual()
         reducer._set_manual_finalization_required(True)
-        with pytest.raises(RuntimeError, match="there is no pass to end"):
+        with pytest.raises(RuntimeError, match="no pass to end"):
             reducer._finalize_backward_manual()
         output = start(reducer, net, group, 0)
-        with pytest.raises(RuntimeError, match="0 of [1-9] buckets are full"):
+        with pytest.raises(RuntimeError, match="got 0 full buckets, expected [1-9]"):
             reducer._finalize_backward_manual()
-        with pytest.raises(RuntimeError, match="_set_manual_finalization_required.*a pass is under way"):
+        with pytest.raises(RuntimeError, match="_set_manual_finalization_required.*got a call during a pass"):
             reducer._set_manual_finalization_required(False)
         output.sum().backward()
         with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
             reducer.prepare_for_backward()
         reducer._finalize_backward_manual()
-        with pytest.raises(RuntimeError, match="there is no pass to end"):
+        with pytest.raises(RuntimeError, match="no pass to end"):
             reducer._finalize_backward_manual()
         with reducer.no_sync():
             start(reducer, net, group, 1).sum().backward()

@@ -137,10 +137,10 @@ def test_registration():
         reducer = make(group)
         with pytest.raises(TypeError, match="must be callable, not int"):
             reducer.register_comm_hook(None, 3)
-        with pytest.raises(TypeError, match="is no BuiltinCommHookType"):
+        with pytest.raises(TypeError, match="must be a BuiltinCommHookType, not"):
             dldist._register_builtin_comm_hook(reducer, 7)
         dldist._register_comm_hook(reducer, group, comm_hooks.allreduce_hook)
-        with pytest.raises(RuntimeError, match="there is a hook already"):
+        with pytest.raises(RuntimeError, match="already has a hook"):
             reducer.register_comm_hook(group, comm_hooks.allreduce_hook)
 
 

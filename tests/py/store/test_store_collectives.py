@@ -222,10 +222,10 @@ def test_wrong_arguments_are_rejected():
     with pytest.raises(TypeError, match="'store' must be a Store, not dict"):
         _StoreCollectives({}, 0, 1)
     for rank, size in ((1, 1), (-1, 1)):
-        with pytest.raises(ValueError, match="is not in a world of"):
+        with pytest.raises(ValueError, match=f"'rank' is out of range: got {rank}, expected 0 to 0"):
             _StoreCollectives(store, rank, size)
     mine = _StoreCollectives(store, 0, 2)
-    with pytest.raises(ValueError, match="3 items for 2 ranks"):
+    with pytest.raises(ValueError, match="got 3, expected 2"):
         mine.scatter_send("k", ["a", "b", "c"])
     with pytest.raises(TypeError, match="'timeout'"):
         mine.barrier("other", "soon")

@@ -316,7 +316,7 @@ def c10d_errors(dist, rank, size):
         result = outcome(function, *args, **kwargs)
         assert isinstance(result, dict) and kind in result["kinds"] and text in result["text"], (rank, kind, text, result)
 
-    raises("IndexError", "has 0 places", dist.all_gather_object, [], 1)
+    raises("IndexError", "got 0 items, expected", dist.all_gather_object, [], 1)
     raises("TypeError", "item assignment", dist.all_gather_object, (None,) * size, 1)
     missing = "must be specified on destination rank" if rank == 0 else "rank 0 could not send its object: ValueError"
     raises("ValueError" if rank == 0 else "DistError", missing, dist.gather_object, 1)
@@ -328,11 +328,11 @@ def c10d_errors(dist, rank, size):
     if rank == 0:
         dist.broadcast_object_list([1, 2])
     else:
-        raises("ValueError", "2 objects were sent, and argument 'object_list' has 3 places", dist.broadcast_object_list, [1] * 3)
+        raises("ValueError", "'object_list' has another length: got 3, expected 2", dist.broadcast_object_list, [1] * 3)
     raises("ValueError", "to be a list of size at least 1", dist.scatter_object_list, [], [1] * size)
     source = "source rank must provide non-None scatter_object_input_list"
     raises("ValueError" if rank == 0 else "DistError", source, dist.scatter_object_list, [None])
-    wrong = f"a list of {size} objects is needed, one for each rank, not {size + 1}"
+    wrong = f"another number of objects: got {size + 1}, expected a list of {size}, one for each rank"
     raises("ValueError" if rank == 0 else "DistError", wrong, dist.scatter_object_list, [None], [1] * (size + 1))
     raises("ValueError", "destination rank should not be the same", dist.send_object_list, [1], dst=rank)
     raises("ValueError", "source rank should not be the same", dist.recv_object_list, [1], src=rank)
