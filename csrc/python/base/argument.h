@@ -23,6 +23,11 @@ typedef enum py_fault {
  * is for PyUnicode_FromFormat. */
 void py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...);
 
+/* Raise DistArgumentError. The format is "<problem>: got <value>, expected <value>[; <remedy>]". */
+#define py_raise_argument(of_state, call, parameter, ...)                                           \
+    py_argument_raise(&(py_argument){.state = (of_state), .function = (call), .name = (parameter)}, \
+                      PY_FAULT_VALUE, __VA_ARGS__)
+
 /* Raise DistArgumentError "<function>(): argument '<name>' (<type>) <what>: <first line of the
  * current exception's text>" from the current exception. A MemoryError, or an exception that is not
  * derived from Exception, stays set instead. */

@@ -1,8 +1,10 @@
 #include "python/base/convert.h"
 
 #include "core/clock.h"
+#include "python/base/argument.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 void
@@ -97,12 +99,9 @@ view_item(py_bytes_list *list, Py_ssize_t i, const char *function, const char *n
     py_bytes bytes = {0};
     int rc = item != NULL ? py_bytes_try_init(&bytes, item) : -1;
     if (rc == 0) {
-        PyObject *type_name = PyType_GetName(Py_TYPE(item));
-        if (type_name != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s(): argument '%s' must hold str or bytes-like, item %zd is %U",
-                         function, name, i, type_name);
-            Py_DECREF(type_name);
-        }
+        char item_name[64];
+        (void)snprintf(item_name, sizeof item_name, "%s[%zd]", name, i);
+        py_raise_wrong_type(function, item_name, "str or bytes-like", item);
     }
     if (rc <= 0) {
         return false;
@@ -168,7 +167,9 @@ py_to_int64(PyObject *value, int64_t *number, const char *function, const char *
     long long wide = PyLong_AsLongLongAndOverflow(index, &overflow);
     Py_DECREF(index);
     if (overflow != 0) {
-        PyErr_Format(PyExc_TypeError, "%s(): argument '%s' does not fit into 64 bits", function, name);
+        PyErr_Format(PyExc_TypeError,
+                     "%s(): argument '%s' is out of range: got %R, expected an int of 64 bits", function,
+                     name, value);
         return false;
     }
     *number = wide;
@@ -259,8 +260,8 @@ py_to_timeout_ns(py_state *state, PyObject *value, int64_t *timeout_ns, const ch
         rc = is_timedelta > 0 && timedelta_as_ns(value, timeout_ns) ? 1 : -1;
     }
     if (rc > 0 && *timeout_ns < 0) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s' must be a time of 0 or more, not %R", function, name, value);
+        py_raise_argument(state, function, name, "is not a valid time: got %R, expected 0 or more seconds",
+                          value);
         return false;
     }
     return rc > 0;

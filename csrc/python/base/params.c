@@ -88,8 +88,8 @@ py_params_int(const py_state *state, PyObject *value, int *number, const char *f
         return false;
     }
     if (wide < INT_MIN || wide > INT_MAX) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is %R, which is far out of range",
-                     function, name, value);
+        py_raise_argument(state, function, name, "is out of range: got %R, expected an int of 32 bits",
+                          value);
         return false;
     }
     *number = (int)wide;
@@ -128,9 +128,8 @@ bool
 py_params_check_rank(const py_state *state, int rank, int size, const char *function, const char *name)
 {
     if (rank < 0 || rank >= size) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", function, name, rank,
-                     size - 1);
+        py_raise_argument(state, function, name, "is an invalid rank: got %d, expected 0 to %d", rank,
+                          size - 1);
         return false;
     }
     return true;

@@ -80,8 +80,8 @@ py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nb
     }
     if (offset < 0 ||
         __builtin_mul_overflow((size_t)offset, dd_dtype_size(py_operands_dtype(operands)), nbytes)) {
-        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'offset' is %lld",
-                     operands->function, (long long)offset);
+        py_raise_argument(operands->state, operands->function, "offset",
+                          "is out of range: got %lld, expected 0 or more", (long long)offset);
         return false;
     }
     return true;
@@ -116,8 +116,7 @@ check_dtype(const py_operands *operands, const py_tensor *tensor, const char *na
     }
     PyErr_Format(
         operands->state->errors[PY_ERROR_TYPE],
-        "%s(): argument '%s' is of %s, and the tensors before it are of %s: all tensors of a call have "
-        "the same dtype",
+        "%s(): argument '%s' has another dtype: got %s, expected %s; all tensors of a call have the same dtype",
         operands->function, name, dd_dtype_name(tensor->view.dtype),
         dd_dtype_name(operands->pieces[0].tensor.view.dtype));
     return false;
@@ -174,14 +173,13 @@ static bool
 check_count(const py_operands *operands, Py_ssize_t given, const char *name, Py_ssize_t count)
 {
     if (count >= 0 && given != count) {
-        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s' has %zd tensors, and %zd are needed", operands->function, name,
-                     given, count);
+        py_raise_argument(operands->state, operands->function, name,
+                          "has a wrong length: got %zd tensors, expected %zd", given, count);
         return false;
     }
     if (given == 0) {
-        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is empty",
-                     operands->function, name);
+        py_raise_argument(operands->state, operands->function, name,
+                          "is empty: got 0 tensors, expected 1 or more");
         return false;
     }
     return true;

@@ -141,9 +141,10 @@ shared_array_part(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
     }
     size_t count = self->memory->view.count;
     if (start < 0 || (size_t)start > count || view.count > count - (size_t)start) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "part(): %zu elements from number %lld on do not fit into an array of %zu", view.count,
-                     (long long)start, count);
+        py_raise_argument(
+            self->state, "part", "start",
+            "is out of range: got %lld for %zu elements (argument 'shape'), expected a part of %zu",
+            (long long)start, view.count, count);
         return NULL;
     }
     return memory_part_make(self, (size_t)start, view);

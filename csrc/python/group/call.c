@@ -35,9 +35,9 @@ read_root(py_group_call *call, PyObject *value)
         return false;
     }
     if (call->root < 0 || call->root >= call->group->size) {
-        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): invalid root rank: %d is not in 0 to %d", call->params->function, call->root,
-                     call->group->size - 1);
+        py_raise_argument(call->group->state, call->params->function, "root",
+                          "is an invalid root rank: got %d, expected 0 to %d", call->root,
+                          call->group->size - 1);
         return false;
     }
     return true;

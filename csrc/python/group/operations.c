@@ -130,10 +130,11 @@ check_roots_argument(const py_group_call *call, int value)
     if (is_present == (call->root == call->group->rank)) {
         return true;
     }
-    PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                 is_present ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
-                            : "%s(): argument '%s' must be given on rank %d, the root (%d)",
-                 call->params->function, call->params->list[value].name, call->group->rank, call->root);
+    py_raise_argument(call->group->state, call->params->function, call->params->list[value].name,
+                      is_present
+                          ? "is only for the root: got a value on rank %d, expected None (the root is %d)"
+                          : "is missing: got None on rank %d, expected a value, as the root is %d",
+                      call->group->rank, call->root);
     return false;
 }
 
@@ -154,9 +155,9 @@ add_lists(const py_group_call *call, PyObject *lists)
     Py_ssize_t per_rank = -1;
     bool is_ok = PyTuple_Size(tuple) == call->group->size;
     if (!is_ok) {
-        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s' has %zd lists, and the group has %d ranks", function, name,
-                     PyTuple_Size(tuple), call->group->size);
+        py_raise_argument(call->group->state, function, name,
+                          "has a wrong length: got %zd lists, expected %d, one for each rank",
+                          PyTuple_Size(tuple), call->group->size);
     }
     for (Py_ssize_t i = 0; is_ok && i < PyTuple_Size(tuple); i++) {
         char list_name[64];
@@ -260,17 +261,17 @@ add_operands(const py_group_call *call, const operation *op)
 
 /* Fail unless the tensor for all ranks is as large as the tensors of all ranks together. */
 static bool
-check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
+check_together(const py_group_call *call, int together, size_t together_piece, int one, size_t one_piece)
 {
     size_t wanted;
     if (!__builtin_mul_overflow(piece_count(call, one_piece), group_size(call), &wanted) &&
         piece_count(call, together_piece) == wanted) {
         return true;
     }
-    PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                 "%s(): argument '%s' has %zu elements, but %d ranks with %zu each need another number",
-                 call->params->function, call->params->list[together].name, piece_count(call, together_piece),
-                 call->group->size, piece_count(call, one_piece));
+    py_raise_argument(call->group->state, call->params->function, call->params->list[together].name,
+                      "has a wrong size: got %zu elements, expected %d x %zu, for each rank the size of '%s'",
+                      piece_count(call, together_piece), call->group->size, piece_count(call, one_piece),
+                      call->params->list[one].name);
     return false;
 }
 
@@ -283,10 +284,10 @@ nrows_of(const dd_view *view)
 static bool
 raise_split_sum(const py_group_call *call, int value, const char *label, size_t sum, size_t nrows)
 {
-    PyErr_Format(
-        call->group->state->errors[PY_ERROR_ARGUMENT],
-        "%s(): argument '%s': Split sizes doesn't match total dim 0 size: they make %zu, and %s has %zu",
-        call->params->function, call->params->list[value].name, sum, label, nrows);
+    py_raise_argument(
+        call->group->state, call->params->function, call->params->list[value].name,
+        "is wrong: Split sizes doesn't match total dim 0 size: got a sum of %zu, expected %zu (%s)", sum,
+        nrows, label);
     return false;
 }
 
@@ -306,16 +307,15 @@ read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *size
             return false;
         }
         if (nrows < 0) {
-            PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                         "%s(): argument '%s': Split sizes must be non-negative", call->params->function,
-                         name);
+            py_raise_argument(call->group->state, call->params->function, name,
+                              "is wrong: Split sizes must be non-negative: got %lld, expected 0 or more",
+                              (long long)nrows);
             return false;
         }
         if (__builtin_add_overflow(*sum, (size_t)nrows, sum) ||
             __builtin_mul_overflow((size_t)nrows, row_nbytes, &sizes[k])) {
-            PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                         "%s(): argument '%s': Split sizes do not fit into 64 bits", call->params->function,
-                         name);
+            py_raise_argument(call->group->state, call->params->function, name,
+                              "is out of range: got a sum of over 64 bits, expected 64");
             return false;
         }
     }
@@ -332,9 +332,9 @@ check_splits(const py_group_call *call, int value)
         return false;
     }
     if (PySequence_Size(splits) != call->group->size) {
-        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s': Number of tensor splits not equal to group size: %zd for %d ranks",
-                     call->params->function, name, PySequence_Size(splits), call->group->size);
+        py_raise_argument(call->group->state, call->params->function, name,
+                          "is wrong: Number of tensor splits not equal to group size: got %zd, expected %d",
+                          PySequence_Size(splits), call->group->size);
         return false;
     }
     return true;
@@ -354,8 +354,8 @@ set_splits(const py_group_call *call, int value, py_side *side, const char *labe
         }
         PyErr_Format(
             call->group->state->errors[PY_ERROR_ARGUMENT],
-            "%s(): Tensor's dim 0 does not divide equally across group size: %s has %zu, for %d ranks",
-            call->params->function, label, nrows, call->group->size);
+            "%s(): Tensor's dim 0 does not divide equally across group size: got %zu in %s, expected a multiple of %d",
+            call->params->function, nrows, label, call->group->size);
         return false;
     }
     if (!check_splits(call, value)) {
@@ -390,7 +390,7 @@ cut_side(const py_group_call *call, const side_row *row, py_side *side, const si
     }
     bool is_ok = true;
     for (size_t i = 0; i < side->npieces && is_ok; i++) {
-        is_ok = check_together(call, row->value, side->first + i, other->first + i);
+        is_ok = check_together(call, row->value, side->first + i, other_row->value, other->first + i);
     }
     return is_ok;
 }

@@ -24,9 +24,8 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
         return false;
     }
     if (number < 0) {
-        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'tag' must be 0 or more, not %lld", call->params->function,
-                     (long long)number);
+        py_raise_argument(call->group->state, call->params->function, "tag",
+                          "is negative: got %lld, expected 0 or more", (long long)number);
         return false;
     }
     *tag = (uint64_t)number;

@@ -222,7 +222,8 @@ read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, voi
     py_argument argument = {.state = self->state, .function = "register", .name = "memory", .value = memory};
     bool is_ok = py_device_take(&scope, &tensor, &argument);
     if (is_ok && !tensor.view.is_contiguous) {
-        py_argument_raise(&argument, PY_FAULT_VALUE, "is not contiguous");
+        py_argument_raise(&argument, PY_FAULT_VALUE,
+                          "has gaps: got a strided array, expected a contiguous one");
         is_ok = false;
     }
     *data = tensor.view.data;

@@ -32,9 +32,8 @@ read_ranks(const py_group *self, PyObject *object, int *count, const char *funct
     int *ranks = py_group_read_ranks(self, object, count, function, name);
     for (int i = 0; ranks != NULL && i < *count; i++) {
         if (ranks[i] < 0 || ranks[i] >= self->size) {
-            PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                         "%s(): argument '%s': rank %d is not in 0 to %d", function, name, ranks[i],
-                         self->size - 1);
+            py_raise_argument(self->state, function, name, "has an invalid rank: got %d, expected 0 to %d",
+                              ranks[i], self->size - 1);
             PyMem_Free(ranks);
             return NULL;
         }
@@ -162,9 +161,10 @@ child_split(py_group *self, child_group *child, PyObject *color_object)
     int key = index_of_rank(self->rank, child->ranks, child->nranks);
     int color = color_of(child);
     if (key < 0) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "split(): argument 'ranks': this rank, %d, is not among them: it must call skip_split()",
-                     self->rank);
+        PyErr_Format(
+            self->state->errors[PY_ERROR_ARGUMENT],
+            "split(): argument 'ranks' lacks this rank: got no %d, expected it; other ranks call skip_split()",
+            self->rank);
         return NULL;
     }
     if (color_object != NULL && !py_params_int(self->state, color_object, &color, "split", "color")) {
@@ -247,7 +247,7 @@ shrink(py_group *self, child_group *child, const dd_nccl_exclusion *excluded)
     int rank = index_of_rank(self->rank, child->ranks, child->nranks);
     if (rank < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "shrink(): this rank, %d, is excluded: it must not call it", self->rank);
+                     "shrink(): argument 'excluded' has this rank: got %d, expected other ranks", self->rank);
         return NULL;
     }
     dd_nccl_comm *parent = dd_nccl_group_find_comm(self->nccl->group, child->device);
@@ -384,9 +384,10 @@ PY_NCCL_METHOD(grow)
                    py_nccl_group_choose_device(group, &child.device);
     if (is_read &&
         (how.rank < 0 || how.rank >= child.nranks || (how.is_member && child.nranks <= group->size))) {
-        PyErr_Format(group->state->errors[PY_ERROR_ARGUMENT],
-                     "grow(): rank %d of %d cannot become rank %d of %d", group->rank, group->size, how.rank,
-                     child.nranks);
+        PyErr_Format(
+            group->state->errors[PY_ERROR_ARGUMENT],
+            "grow(): argument 'rank' or 'size' is wrong: rank %d of %d got rank %d of %d, expected its rank and a larger size",
+            group->rank, group->size, how.rank, child.nranks);
         is_read = false;
     }
     PyObject *whole = is_read ? child_grow(group, &child, &how) : NULL;

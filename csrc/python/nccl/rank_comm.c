@@ -38,7 +38,8 @@ check_rank(py_state *state, int rank, int size)
     if (rank >= 0 && rank < size) {
         return true;
     }
-    PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "init_rank(): rank %d is not in 0 to %d", rank, size - 1);
+    py_raise_argument(state, "init_rank", "rank", "is an invalid rank: got %d, expected 0 to %d", rank,
+                      size - 1);
     return false;
 }
 

@@ -30,7 +30,7 @@ py_nccl_team_read_device(const py_argument *argument, int *device)
     int nread = 0;
     bool is_ok = utf8 != NULL && sscanf(utf8, "cuda:%9d%n", device, &nread) == 1 && utf8[nread] == '\0';
     if (utf8 != NULL && !is_ok) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s': CUDA devices are needed, not %R",
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' has %R, expected CUDA devices",
                      argument->function, argument->name, argument->value);
     }
     Py_XDECREF(text);
@@ -58,7 +58,7 @@ read_redop(py_nccl_team_call *call, PyObject *op)
         }
     }
     PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
-                 "%s(): argument 'op': NCCL's are SUM, PRODUCT, MIN, MAX and AVG, not %s", call->function,
+                 "%s(): argument 'op' is %s, expected SUM, PRODUCT, MIN, MAX or AVG", call->function,
                  dd_redop_name(reduction.op));
     return false;
 }
@@ -93,8 +93,8 @@ add_tensor(py_nccl_team_call *call, PyObject *object, py_use use, const char *na
         return false;
     }
     if (call->operands.pieces[call->operands.npieces - 1].is_staged) {
-        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is not contiguous",
-                     call->function, item_name);
+        py_raise_argument(call->state, call->function, item_name,
+                          "has gaps: got a strided array, expected a contiguous one");
         return false;
     }
     if (!call->has_streams) {
@@ -116,9 +116,8 @@ team_call_add(py_nccl_team_call *call, PyObject *list, py_use use, const char *n
     Py_ssize_t given = objects != NULL ? PyTuple_Size(objects) : 0;
     bool is_ok = objects != NULL && team_call_reserve_streams(call, (size_t)given);
     if (is_ok && ((count >= 0 && given != count) || given == 0)) {
-        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s' has %zd tensors, and %zd are needed", call->function, name, given,
-                     count >= 0 ? count : 1);
+        py_raise_argument(call->state, call->function, name,
+                          "has a wrong length: got %zd tensors, expected %zd", given, count >= 0 ? count : 1);
         is_ok = false;
     }
     for (Py_ssize_t i = 0; is_ok && i < given; i++) {
@@ -181,9 +180,10 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     if (!coll->has_outputs || all == one * (size_t)size) {
         return true;
     }
-    PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
-                 "%s(): %zu elements in and %zu out do not fit together among %d ranks", call->function,
-                 input, output, size);
+    PyErr_Format(
+        call->state->errors[PY_ERROR_ARGUMENT],
+        "%s(): sizes of inputs and outputs differ: got %zu elements in and %zu out, expected a factor of %d ranks",
+        call->function, input, output, size);
     return false;
 }
 
@@ -236,8 +236,8 @@ read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_targe
     bool is_ok = tuple != NULL && team_call_reserve_streams(call, (size_t)target->ntensors);
     if (is_ok && PyTuple_Size(tuple) != target->ntensors) {
         PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'streams' has %zd streams for %d devices", call->function,
-                     PyTuple_Size(tuple), target->ntensors);
+                     "%s(): argument 'streams' has a wrong length: got %zd, expected %d, one for each device",
+                     call->function, PyTuple_Size(tuple), target->ntensors);
         is_ok = false;
     }
     for (int i = 0; is_ok && i < target->ntensors; i++) {

@@ -92,8 +92,9 @@ unique_id_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     }
     if (bytes.data != NULL && bytes.len != (size_t)UNIQUE_ID_NBYTES) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "NcclUniqueId(): %zd bytes are needed, not %zu",
-                     UNIQUE_ID_NBYTES, bytes.len);
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                     "NcclUniqueId(): argument 'data' has a wrong length: got %zu bytes, expected %zd",
+                     bytes.len, UNIQUE_ID_NBYTES);
         return -1;
     }
     dd_nccl_unique_id id;

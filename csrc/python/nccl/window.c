@@ -21,11 +21,11 @@ nccl_window_take_memory(py_nccl_window *self, PyObject *object, int *device)
     *device = scope.device;
     if (is_ok && !self->memory.view.is_contiguous) {
         py_argument_raise(&argument, PY_FAULT_VALUE,
-                          "must be contiguous: the others see its memory as one row of elements");
+                          "has gaps: got a strided array, expected a contiguous one");
         return false;
     }
     if (is_ok && self->memory.view.count == 0) {
-        py_argument_raise(&argument, PY_FAULT_VALUE, "has no elements");
+        py_argument_raise(&argument, PY_FAULT_VALUE, "is empty: got 0 elements, expected 1 or more");
         return false;
     }
     return is_ok;
@@ -163,13 +163,14 @@ check_source(const one_sided *self, const py_group_call *call)
     const py_piece *piece = &call->operands->pieces[0];
     dd_dtype dtype = self->window->memory.view.dtype;
     if (piece->is_staged) {
-        PyErr_SetString(self->window->state->errors[PY_ERROR_ARGUMENT],
-                        "put(): argument 'tensor' must be contiguous, and on the device");
+        py_raise_argument(self->window->state, "put", "tensor",
+                          "has another form: got a strided array or one of the host, expected a contiguous "
+                          "one on the device");
         return false;
     }
     if (py_operands_dtype(call->operands) != dtype) {
         PyErr_Format(self->window->state->errors[PY_ERROR_TYPE],
-                     "put(): argument 'tensor' has dtype %s, but the window has %s",
+                     "put(): argument 'tensor' has another dtype: got %s, expected %s, as the window",
                      dd_dtype_name(py_operands_dtype(call->operands)), dd_dtype_name(dtype));
         return false;
     }

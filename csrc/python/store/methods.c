@@ -80,8 +80,9 @@ take_values(arguments *taken, PyObject *object, const char *function, const char
         return false;
     }
     if (taken->keys.count != taken->values.count) {
-        PyErr_Format(PyExc_ValueError, "%s(): 'keys' and 'values' must have the same length, not %zu and %zu",
-                     function, taken->keys.count, taken->values.count);
+        PyErr_Format(PyExc_ValueError,
+                     "%s(): argument 'values' has a wrong length: got %zu, expected %zu, as 'keys'", function,
+                     taken->values.count, taken->keys.count);
         return false;
     }
     taken->request.values = taken->values.views;
@@ -112,8 +113,8 @@ take_size(arguments *taken, PyObject *object, const char *function, const char *
         return false;
     }
     if (taken->request.number < 1) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' must be 1 or more, not %lld", function, name,
-                     (long long)taken->request.number);
+        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' is out of range: got %lld, expected 1 or more",
+                     function, name, (long long)taken->request.number);
         return false;
     }
     return true;

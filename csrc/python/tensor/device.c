@@ -391,7 +391,7 @@ take_host(py_device_scope *scope, const py_argument *argument)
 {
     if (!scope->is_host_taken) {
         py_argument_raise(argument, PY_FAULT_VALUE,
-                          "is on cpu, and the group has no backend for that device (it has: cuda)");
+                          "is on a device without a backend: got cpu, expected cuda");
         return false;
     }
     scope->has_host = true;
@@ -407,16 +407,14 @@ py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argumen
     if (!py_device_is_cuda(tensor->device_type)) {
         const char *name = py_device_name(tensor->device_type);
         py_argument_raise(argument, PY_FAULT_VALUE,
-                          "is on %s:%d, and the group has no backend for that device (it has: cuda)",
+                          "is on a device without a backend: got %s:%d, expected cuda",
                           name != NULL ? name : "another device", tensor->device_id);
         return false;
     }
     if (scope->device != PY_NO_DEVICE && scope->device != tensor->device_id) {
-        py_argument_raise(
-            argument, PY_FAULT_VALUE,
-            "is on cuda:%d, and the tensors before it are on cuda:%d: all tensors of a call must be "
-            "on the same device",
-            tensor->device_id, scope->device);
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "is on another device: got cuda:%d, expected cuda:%d, as the tensors before it",
+                          tensor->device_id, scope->device);
         return false;
     }
     scope->device = tensor->device_id;
@@ -468,7 +466,8 @@ py_device_read_stream(const py_argument *argument, void **stream)
         PyErr_Clear();
         py_argument_raise(
             argument, PY_FAULT_TYPE,
-            "must be a CUDA stream: its address, or an object with __cuda_stream__, cuda_stream or ptr");
+            "must be a CUDA stream (an address, or an object with __cuda_stream__, cuda_stream or ptr), not %R",
+            argument->value);
     }
     return false;
 }

@@ -36,13 +36,14 @@ static bool
 read_dlpack_dtype(dd_view *view, const dl_tensor *source, const py_argument *argument)
 {
     if (source->nlanes != 1) {
-        py_argument_raise(argument, PY_FAULT_DTYPE, "has vectors of %d lanes as elements",
+        py_argument_raise(argument, PY_FAULT_DTYPE,
+                          "has an unsupported dtype: got vectors of %d lanes, expected 1",
                           (int)source->nlanes);
         return false;
     }
     if (!py_dtype_of_dlpack(source->code, source->nbits, &view->dtype)) {
         py_argument_raise(argument, PY_FAULT_DTYPE,
-                          "has elements of %d bits of DLPack's type code %d, which dldist does not support",
+                          "has an unsupported dtype: got %d bits of type code %d, expected a number",
                           (int)source->nbits, (int)source->code);
         return false;
     }
@@ -70,8 +71,9 @@ static bool
 read_layout(dd_view *view, const dl_tensor *source, const py_argument *argument)
 {
     if (source->ndim < 0 || source->ndim > DD_VIEW_MAX_DIMS) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "has %d dimensions; dldist takes up to %d",
-                          (int)source->ndim, DD_VIEW_MAX_DIMS);
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "has a wrong number of dimensions: got %d, expected 0 to %d", (int)source->ndim,
+                          DD_VIEW_MAX_DIMS);
         return false;
     }
     if (source->ndim > 0 && source->shape == NULL) {
@@ -104,12 +106,12 @@ read_versioned(py_tensor *tensor, py_tensor_use use, const py_argument *argument
     const dl_managed_versioned *managed = tensor->managed;
     if (managed->version.major != PY_DLPACK_MAJOR) {
         py_argument_raise(
-            argument, PY_FAULT_VALUE, "is exported by DLPack %u.%u; dldist supports %d.x and 0.x",
+            argument, PY_FAULT_VALUE, "has an unsupported version of DLPack: got %u.%u, expected %d.x or 0.x",
             (unsigned)managed->version.major, (unsigned)managed->version.minor, PY_DLPACK_MAJOR);
         return false;
     }
     if (use == PY_TENSOR_OUT && (managed->flags & DL_FLAG_IS_COPIED) != 0) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "is written to, but exports a copy of itself by DLPack");
+        py_argument_raise(argument, PY_FAULT_VALUE, "is an output: got a copy, expected its own memory");
         return false;
     }
     tensor->view.is_readonly = (managed->flags & DL_FLAG_READ_ONLY) != 0;

@@ -45,7 +45,8 @@ read_length(const py_argument *argument, PyObject *value, int64_t *length)
         return false;
     }
     if (*length < 0) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "has a length of %lld", (long long)*length);
+        py_argument_raise(argument, PY_FAULT_VALUE, "has a negative length: got %lld, expected 0 or more",
+                          (long long)*length);
         return false;
     }
     return true;
@@ -66,7 +67,7 @@ read_view_shape(const py_argument *argument, dd_view *view)
     }
     bool is_ok = PyTuple_Size(tuple) <= DD_VIEW_MAX_DIMS;
     if (!is_ok) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "has %zd dimensions; dldist takes up to %d",
+        py_argument_raise(argument, PY_FAULT_VALUE, "has too many dimensions: got %zd, expected 0 to %d",
                           PyTuple_Size(tuple), DD_VIEW_MAX_DIMS);
     }
     view->ndim = is_ok ? (int)PyTuple_Size(tuple) : 0;
@@ -106,7 +107,7 @@ py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype)
     const char *dot = utf8 != NULL ? strrchr(utf8, '.') : NULL;
     bool is_found = utf8 != NULL && py_dtype_of_name(dot != NULL ? dot + 1 : utf8, dtype);
     if (utf8 != NULL && !is_found) {
-        py_argument_raise(argument, PY_FAULT_DTYPE, "is %R: no dtype has that name", value);
+        py_argument_raise(argument, PY_FAULT_DTYPE, "is not a dtype: got %R, expected a name", value);
     }
     Py_XDECREF(text);
     return is_found;

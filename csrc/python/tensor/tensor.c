@@ -34,14 +34,16 @@ read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
         return true;
     case PY_FORMAT_FOREIGN:
         py_argument_raise(argument, PY_FAULT_DTYPE,
-                          "has elements in a non-native byte order (format '%s'): convert it first", format);
+                          "has a non-native byte order: got format '%s', expected native; convert it first",
+                          format);
         return false;
     case PY_FORMAT_UNKNOWN:
         break;
     }
-    py_argument_raise(argument, PY_FAULT_DTYPE,
-                      "has elements of %zd bytes of format '%s', which dldist does not support",
-                      buffer->itemsize, format);
+    py_argument_raise(
+        argument, PY_FAULT_DTYPE,
+        "has an unsupported dtype: got elements of %zd bytes of format '%s', expected a dtype such as 'float32'",
+        buffer->itemsize, format);
     return false;
 }
 
@@ -54,7 +56,8 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
         return false;
     }
     if (buffer->ndim > DD_VIEW_MAX_DIMS) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "has %d dimensions; dldist takes up to %d", buffer->ndim,
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "has a wrong number of dimensions: got %d, expected 0 to %d", buffer->ndim,
                           DD_VIEW_MAX_DIMS);
         return false;
     }
@@ -312,14 +315,12 @@ raise_readonly(const py_argument *argument)
     bool is_jax = py_argument_is_from(argument, "jaxlib") || py_argument_is_from(argument, "jax");
     const char *package = is_jax ? "jax" : py_argument_is_from(argument, "tensorflow") ? "tensorflow" : NULL;
     if (package != NULL) {
-        py_argument_raise(
-            argument, PY_FAULT_VALUE,
-            "is written to, and arrays of %s (%U) never change: a writable array is needed, such "
-            "as the copy that numpy.array() makes",
-            package, type_name);
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "is an output: got an immutable array of %s (%U), expected a writable array",
+                          package, type_name);
     } else {
         py_argument_raise(argument, PY_FAULT_VALUE,
-                          "is written to, and this %U is read-only: a writable array is needed", type_name);
+                          "is an output: got a read-only %U, expected a writable array", type_name);
     }
     Py_DECREF(type_name);
 }
@@ -333,10 +334,9 @@ check_writable(const dd_view *view, const py_argument *argument)
     }
     for (int i = 0; i < view->ndim && view->count > 0; i++) {
         if (view->strides[i] == 0 && view->shape[i] > 1) {
-            py_argument_raise(argument, PY_FAULT_VALUE,
-                              "is written to, and its elements along dimension %d are all the same memory "
-                              "(stride 0): pass a copy",
-                              i);
+            py_argument_raise(
+                argument, PY_FAULT_VALUE,
+                "is an output: got stride 0 in dimension %d, expected distinct elements; pass a copy", i);
             return false;
         }
     }
@@ -449,9 +449,8 @@ py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const char
     }
     char device[DEVICE_TEXT];
     write_device(tensor, device);
-    PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                 "%s(): argument '%s' is on %s, and the group has no backend for that device (it has: cpu)",
-                 function, name, device);
+    py_raise_argument(state, function, name, "is on a device without a backend: got %s, expected cpu",
+                      device);
     return false;
 }
 

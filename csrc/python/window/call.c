@@ -17,7 +17,7 @@ check_channel(const py_window *self, int channel, const char *function)
     int nchannels = dd_window_nchannels(self->window);
     if (channel < 0 || channel >= nchannels) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'channel': there is no channel %d, only 0 to %d", function, channel,
+                     "%s(): argument 'channel' is out of range: got %d, expected 0 to %d", function, channel,
                      nchannels - 1);
         return false;
     }
@@ -174,8 +174,9 @@ static bool
 take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 {
     if (timeout_ms < 0) {
-        PyErr_Format(call->window->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'timeout_ms' is %lld",
-                     function, (long long)timeout_ms);
+        PyErr_Format(call->window->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'timeout_ms' is negative: got %lld, expected 0 or more", function,
+                     (long long)timeout_ms);
         return false;
     }
     call->timeout_ns = timeout_ms == 0                           ? -1

@@ -54,7 +54,7 @@ window_take_memory(py_window *self, PyObject *object)
     }
     if (!self->memory.view.is_contiguous) {
         py_argument_raise(&argument, PY_FAULT_VALUE,
-                          "must be contiguous: the others see its memory as one row of elements");
+                          "has gaps: got a strided array, expected a contiguous one");
         return false;
     }
     if (!py_tensor_pin(&self->memory, self->state)) {
@@ -116,7 +116,8 @@ read_pad_size(const py_window *self, PyObject *value, int64_t *pad_nbytes)
         return false;
     }
     if (*pad_nbytes < 0) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "Window(): argument 'pad_size' is %lld",
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                     "Window(): argument 'pad_size' is negative: got %lld, expected 0 or more",
                      (long long)*pad_nbytes);
     }
     return *pad_nbytes >= 0;
@@ -543,14 +544,16 @@ words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, i
         return NULL;
     }
     if (dd_dtype_size(view->dtype) != sizeof(uint32_t) || !view->is_contiguous) {
-        py_argument_raise(argument, PY_FAULT_VALUE, "must be contiguous and have elements of 32 bits");
+        py_argument_raise(argument, PY_FAULT_VALUE,
+                          "has another form: got %s, expected contiguous 32-bit elements",
+                          dd_dtype_name(view->dtype));
         return NULL;
     }
     if (offset < 0 || count < 0 || (uint64_t)offset > view->count ||
         (uint64_t)count > view->count - (uint64_t)offset) {
         py_argument_raise(argument, PY_FAULT_VALUE,
-                          "has %zu elements, which do not include %lld from %lld on", view->count,
-                          (long long)count, (long long)offset);
+                          "is too small: got 'offset' %lld and 'count' %lld, expected a part of %zu elements",
+                          (long long)offset, (long long)count, view->count);
         return NULL;
     }
     return (_Atomic uint32_t *)view->data + offset;
@@ -573,7 +576,7 @@ py_window_write32(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyO
     }
     if (value < 0 || value > UINT32_MAX) {
         PyErr_Format(argument.state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'val' is %lld, which does not fit into 32 bits", argument.function,
+                     "%s(): argument 'val' is out of range: got %lld, expected 32 bits", argument.function,
                      (long long)value);
         return NULL;
     }

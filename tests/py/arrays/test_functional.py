@@ -172,7 +172,7 @@ REFUSALS = {
     "number": ("TypeError", "all_reduce(): argument 'x' must be an array"),
     "list": ("TypeError", "not list"),
     "none": ("TypeError", "broadcast(): argument 'x' must be an array"),
-    "objects": ("TypeError", "which dldist does not support"),
+    "objects": ("TypeError", "has an unsupported dtype"),
     "leaf": ("TypeError", "all_reduce_tree(): argument 'x' must be an array"),
     "keys": ("TypeError", "keys without an order"),
     "axis": ("ValueError", "argument 'axis' is out of range: got 2, expected -2 to 1 for shape (3, 4)"),

@@ -114,21 +114,21 @@ def test_ctypes_arrays(kind, dtype):
 
 def test_bytes_are_read_only():
     assert see(b"abc")["is_readonly"]
-    with pytest.raises(ValueError, match=r"argument 'object' is written to, and this bytes is read-only: a writable"):
+    with pytest.raises(ValueError, match=r"argument 'object' is an output: got a read-only bytes, expected a writable"):
         see(b"abc", True)
-    with pytest.raises(ValueError, match="this memoryview is read-only"):
+    with pytest.raises(ValueError, match="got a read-only memoryview"):
         see(memoryview(bytearray(4)).toreadonly(), True)
 
 
 def test_other_byte_order_is_rejected():
     kind = ctypes.c_float.__ctype_be__ if sys.byteorder == "little" else ctypes.c_float.__ctype_le__
-    with pytest.raises(TypeError, match=f"a non-native byte order .format '{OTHERS}f'.: convert it first"):
+    with pytest.raises(TypeError, match=f"a non-native byte order: got format '{OTHERS}f', expected .*; convert it first"):
         see((kind * 2)())
 
 
 @pytest.mark.parametrize("kind", [ctypes.c_longdouble, ctypes.c_void_p, ctypes.c_wchar, ctypes.py_object])
 def test_other_formats_are_rejected(kind):
-    with pytest.raises(TypeError, match="which dldist does not support"):
+    with pytest.raises(TypeError, match="has an unsupported dtype"):
         see((kind * 2)())
 
 
@@ -136,7 +136,7 @@ def test_structures_are_rejected():
     class Pair(ctypes.Structure):
         _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_float)]
 
-    with pytest.raises(TypeError, match="which dldist does not support"):
+    with pytest.raises(TypeError, match="has an unsupported dtype"):
         see((Pair * 2)())
 
 
@@ -250,13 +250,13 @@ def test_dlpack_dtypes(dtype, name):
 
 
 UNUSABLE = [
-    (dict(lanes=4), TypeError, "has vectors of 4 lanes as elements"),
-    (dict(lanes=0), TypeError, "has vectors of 0 lanes"),
-    (dict(dtype=(13, 8)), TypeError, "has elements of 8 bits of DLPack's type code 13, which dldist does not support"),
-    (dict(dtype=(dl.FLOAT, 128)), TypeError, "has elements of 128 bits of DLPack's type code 2"),
-    (dict(dtype=(dl.BOOL, 1)), TypeError, "has elements of 1 bits of DLPack's type code 6"),
-    (dict(shape=(1,) * 33), ValueError, "has 33 dimensions; dldist takes up to 32"),
-    (dict(ndim=-1), ValueError, "has -1 dimensions"),
+    (dict(lanes=4), TypeError, "has an unsupported dtype: got vectors of 4 lanes"),
+    (dict(lanes=0), TypeError, "has an unsupported dtype: got vectors of 0 lanes"),
+    (dict(dtype=(13, 8)), TypeError, "has an unsupported dtype: got 8 bits of type code 13"),
+    (dict(dtype=(dl.FLOAT, 128)), TypeError, "has an unsupported dtype: got 128 bits of type code 2"),
+    (dict(dtype=(dl.BOOL, 1)), TypeError, "has an unsupported dtype: got 1 bits of type code 6"),
+    (dict(shape=(1,) * 33), ValueError, "has a wrong number of dimensions: got 33, expected 0 to 32"),
+    (dict(ndim=-1), ValueError, "has a wrong number of dimensions: got -1"),
     (dict(no_shape=True), ValueError, "has 1 dimensions and no shape"),
     (dict(shape=(-1,)), ValueError, "has an impossible shape"),
     (dict(shape=(2**40, 2**40), strides=(0, 0)), ValueError, "has an impossible shape"),
@@ -279,7 +279,7 @@ def test_unusable_capsules_are_released(kind, change, error, text):
 def test_capsule_of_an_unknown_major_version_is_released():
     producer = dl.Producer(floats(1), (1,))
     producer.version = (2, 7)
-    with pytest.raises(ValueError, match="is exported by DLPack 2.7; dldist supports 1.x and 0.x"):
+    with pytest.raises(ValueError, match="has an unsupported version of DLPack: got 2.7, expected 1.x or 0.x"):
         see(producer)
     assert producer.deleted == 1
     producer.version = (1, 99)
@@ -311,7 +311,7 @@ def test_strides_of_single_elements_do_not_matter():
 def test_read_only_flag():
     producer = dl.Producer(floats(1), (1,), flags=dl.READ_ONLY)
     assert see(producer)["is_readonly"]
-    with pytest.raises(ValueError, match="is written to, and this Producer is read-only"):
+    with pytest.raises(ValueError, match="is an output: got a read-only Producer"):
         see(producer, True)
     assert producer.deleted == 2
 
@@ -319,7 +319,7 @@ def test_read_only_flag():
 def test_copies_are_rejected_as_outputs():
     producer = dl.Producer(floats(1), (1,), flags=dl.IS_COPIED)
     assert see(producer)["count"] == 1
-    with pytest.raises(ValueError, match="is written to, but exports a copy of itself by DLPack"):
+    with pytest.raises(ValueError, match="is an output: got a copy"):
         see(producer, True)
     assert producer.deleted == 2
 
@@ -327,7 +327,7 @@ def test_copies_are_rejected_as_outputs():
 def test_overlapping_elements_are_rejected_as_outputs():
     producer = dl.Producer(floats(1, 2), (2, 3), strides=(1, 0))
     assert copy_out(producer, 24) == [1, 1, 1, 2, 2, 2]
-    with pytest.raises(ValueError, match="elements along dimension 1 are all the same memory"):
+    with pytest.raises(ValueError, match="got stride 0 in dimension 1"):
         see(producer, True)
     assert producer.deleted == 2
 
@@ -337,7 +337,7 @@ def test_immutable_arrays_without_the_read_only_flag(package, kind):
     immutable = type("ArrayImpl", (kind,), {"__module__": package})(floats(1), (1,))
     assert see(immutable)["is_readonly"]
     name = package.split("lib")[0].split(".")[0]
-    wanted = rf"arrays of {name} \(ArrayImpl\) never change: a writable array is needed"
+    wanted = rf"got an immutable array of {name} \(ArrayImpl\), expected a writable array"
     with pytest.raises(ValueError, match=wanted):
         see(immutable, True)
     assert immutable.deleted == 2
@@ -364,7 +364,7 @@ def test_devices(device, name, is_cpu):
     if is_cpu:
         assert copy_out(producer, 4) == [1]
     else:
-        wanted = rf"argument 'src' is on {name}, and the group has no backend for that device \(it has: cpu\)"
+        wanted = rf"argument 'src' is on a device without a backend: got {name}, expected cpu"
         with pytest.raises(ValueError, match=wanted):
             copy_out(producer, 4)
     assert producer.deleted == 2
@@ -507,7 +507,7 @@ def test_tensors_of_the_exchange_api_are_released():
         assert producer.deleted == 1
     producer = kind(floats(1), (1,))
     producer.version = (3, 0)
-    with pytest.raises(ValueError, match="DLPack 3.0"):
+    with pytest.raises(ValueError, match="DLPack: got 3.0"):
         see(producer)
     assert producer.deleted == 1
 
@@ -548,7 +548,7 @@ def test_wrong_item_is_named_and_all_are_released():
     with pytest.raises(TypeError, match=r"_copy_tensors\(\): argument 'srcs\[3\]' must be a tensor .* not int"):
         _core._copy_tensors([], [*producers, 3, b"never reached"])
     assert [producer.deleted for producer in producers] == [1, 1, 1]
-    with pytest.raises(ValueError, match=r"argument 'dsts\[1\]' is written to, and this bytes is read-only"):
+    with pytest.raises(ValueError, match=r"argument 'dsts\[1\]' is an output: got a read-only bytes"):
         _core._copy_tensors([bytearray(1), b"x"], [])
 
 
@@ -638,17 +638,17 @@ def test_numpy_views(np):
 def test_numpy_arrays_that_are_rejected(np):
     with pytest.raises(TypeError, match="non-native byte order"):
         see(np.zeros(2, OTHERS + "f4"))
-    with pytest.raises(TypeError, match="which dldist does not support"):
+    with pytest.raises(TypeError, match="has an unsupported dtype"):
         see(np.zeros(2, object))
     with pytest.raises(ValueError, match="cannot be exported by DLPack"):
         see(np.zeros(2, "M8[s]"))
-    with pytest.raises(ValueError, match="this float32 is read-only"):
+    with pytest.raises(ValueError, match="got a read-only float32"):
         see(np.float32(3), True)
     array = np.zeros(3)
     array.flags.writeable = False
-    with pytest.raises(ValueError, match="this ndarray is read-only"):
+    with pytest.raises(ValueError, match="got a read-only ndarray"):
         see(array, True)
-    with pytest.raises(ValueError, match="dimension 0 are all the same memory"):
+    with pytest.raises(ValueError, match="got stride 0 in dimension 0"):
         see(np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,)), True)
 
 
@@ -690,7 +690,7 @@ def test_jax(np, name):
     array = jnp.ones((2, 3)).astype(name)
     seen = see(array)
     assert (seen["dtype"], seen["shape"], seen["is_readonly"]) == (name, (2, 3), True)
-    with pytest.raises(ValueError, match=r"arrays of jax \(ArrayImpl\) never change: a writable array is needed"):
+    with pytest.raises(ValueError, match=r"got an immutable array of jax \(ArrayImpl\), expected a writable array"):
         see(array, True)
     target = np.zeros_like(np.asarray(array))
     _core._copy_tensor(target, array)
@@ -757,9 +757,9 @@ def test_torch_tensors_that_are_rejected(torch):
     ):
         with pytest.raises(ValueError, match=rf"argument 'object' \(Tensor\) cannot be exported by DLPack: .*{text}"):
             see(tensor)
-    with pytest.raises(TypeError, match="which dldist does not support"):
+    with pytest.raises(TypeError, match="has an unsupported dtype"):
         see(torch.zeros(3, dtype=torch.float8_e5m2fnuz))
-    with pytest.raises(ValueError, match="dimension 0 are all the same memory"):
+    with pytest.raises(ValueError, match="got stride 0 in dimension 0"):
         see(torch.zeros(1).expand(4), True)
     with pytest.raises(TypeError, match="must be a tensor"):
         see(torch.Tensor)

@@ -229,7 +229,7 @@ def test_lists_with_a_wrong_length(group, items):
     lists = Liar(1, [array.array("i", [1])] * items)
     for call in (lambda: group.all_gather(lists, tensor), lambda: group.reduce_scatter(tensor, lists),
                  lambda: group.all_to_all([tensor], lists), lambda: group.all_gather_coalesced([lists], [tensor])):
-        with pytest.raises(ValueError, match=r"tensors, and \d are needed|is empty"):
+        with pytest.raises(ValueError, match=r"got \d tensors, expected \d|is empty"):
             call()
 
 
@@ -237,7 +237,7 @@ def test_lists_with_a_wrong_length(group, items):
     ("call", "error", "text"),
     [
         (lambda group: dldist.Group(None, "x", 1), TypeError, r"Group\(\): argument 'rank' must be int, not str"),
-        (lambda group: dldist.Group(None, 0, 2**40), ValueError, r"Group\(\): argument 'size' is 1099511627776"),
+        (lambda group: dldist.Group(None, 0, 2**40), ValueError, r"Group\(\): argument 'size' is out of range: got 1099511627776"),
         (lambda group: group.broadcast(bytearray(1), 2**40), ValueError, r"broadcast\(\): argument 'root'"),
         (lambda group: group.barrier(async_op=Ambiguous()), ValueError, r"barrier\(\): argument 'async_op'"),
         (lambda group: group.coalesce(nonsense=1), TypeError, r"coalesce\(\).*nonsense"),

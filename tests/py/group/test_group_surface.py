@@ -199,7 +199,7 @@ def lists(group):
     one, two = ints(1), ints(1, 2)
     return {
         # list lengths
-        "all_gather": (lambda: group.all_gather([one, one], one), "2 tensors, and 1"),
+        "all_gather": (lambda: group.all_gather([one, one], one), "2 tensors, expected 1"),
         "all_to_all": (lambda: group.all_to_all([one], [one, one]), "input_list"),
         "reduce_scatter": (lambda: group.reduce_scatter(one, []), "input_list"),
         "coalesced": (lambda: group.all_reduce_coalesced([]), "empty"),
@@ -217,7 +217,7 @@ def lists(group):
         "negative": (lambda: group.all_to_all_single(two, two, [-2], None), "non-negative"),
         "huge": (lambda: group.all_to_all_single(two, two, [2**62], None), "64 bits|match"),
         # ranks
-        "root": (lambda: group.broadcast(one, 1), "invalid root rank: 1"),
+        "root": (lambda: group.broadcast(one, 1), "invalid root rank: got 1"),
         "negative root": (lambda: group.reduce(one, -1), "invalid root rank"),
         "dst": (lambda: group.send(one, 1), "dst.*1"),
         "src": (lambda: group.irecv(one, -1), "src.*-1"),

@@ -86,7 +86,7 @@ def overlapping(group, rank):
 def wrong_after_right(group, rank):
     for _ in range(TIMES):
         group.all_gather_single(of(0, 0), of(rank))
-        with pytest.raises(ValueError, match="need another number"):
+        with pytest.raises(ValueError, match="has a wrong size: got"):
             group.all_gather_single(of(0, 0, 0), of(rank))
         with pytest.raises(TypeError, match="same dtype"):
             group.all_gather_single(of(0, 0), of(rank, code="q"))
@@ -173,7 +173,7 @@ def test_numpy_arrays_that_are_read_directly():
             assert seen == buffer
     with pytest.raises(TypeError, match="byte order"):
         see(np.zeros(3, "f8").astype(np.dtype("f8").newbyteorder("S")), False)
-    with pytest.raises(TypeError, match="which dldist does not support"):
+    with pytest.raises(TypeError, match="has an unsupported dtype"):
         see(np.zeros(3, "longdouble"), False)
     x = np.zeros(3)
     x.flags.writeable = False

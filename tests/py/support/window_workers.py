@@ -511,33 +511,33 @@ def bad_arguments(world):
     x = world.empty(4, "float32")
     memory = world.rendezvous(x)
     for call, kind, text in [
-        (lambda: memory.put(bytes(4), world.size), ValueError, f"invalid rank: {world.size} is not in 0 to"),
-        (lambda: memory.put(bytes(4), -1), ValueError, "argument 'rank': invalid rank: -1"),
+        (lambda: memory.put(bytes(4), world.size), ValueError, f"invalid rank: got {world.size}, expected 0 to"),
+        (lambda: memory.put(bytes(4), -1), ValueError, "argument 'rank' is an invalid rank: got -1"),
         (lambda: memory.put(bytes(4), "0"), TypeError, "argument 'rank' must be int, not str"),
         (lambda: memory.put(4, 0), TypeError, "put(): argument 'tensor' must be a tensor"),
-        (lambda: memory.put(bytes(4), 0, -1), ValueError, "argument 'offset' is -1"),
-        (lambda: memory.put(bytes(4), 0, 2**70), TypeError, "does not fit"),
+        (lambda: memory.put(bytes(4), 0, -1), ValueError, "argument 'offset' is out of range: got -1"),
+        (lambda: memory.put(bytes(4), 0, 2**70), TypeError, "expected an int of 64 bits"),
         (lambda: memory.put(memoryview(bytes(8)).cast("d"), 0, 2**62), ValueError, "argument 'offset'"),
         (lambda: memory.put(bytes(17), 0), ValueError, "17 bytes from 0"),
-        (lambda: memory.put(bytes(4), 0, 0, memory.channels), ValueError, f"there is no channel {memory.channels}"),
+        (lambda: memory.put(bytes(4), 0, 0, memory.channels), ValueError, f"argument 'channel' is out of range: got {memory.channels}"),
         (lambda: memory.put(bytes(4), 0, 0, 0, 0), TypeError, "at most 4 positional"),
-        (lambda: memory.get(bytes(4), 0), ValueError, "get(): argument 'tensor' is written to"),
+        (lambda: memory.get(bytes(4), 0), ValueError, "get(): argument 'tensor' is an output: got a read-only"),
         (lambda: memory.get(bytearray(4), 0, 14), ValueError, "4 bytes from 14"),
-        (lambda: memory.signal(0, -1), ValueError, "there is no channel -1"),
+        (lambda: memory.signal(0, -1), ValueError, "argument 'channel' is out of range: got -1"),
         (lambda: memory.wait_signal(9), ValueError, "argument 'src_rank'"),
         (lambda: memory.put_signal(9), ValueError, "argument 'dst_rank'"),
-        (lambda: memory.wait_signal(0, 0, -5), ValueError, "argument 'timeout_ms' is -5"),
+        (lambda: memory.wait_signal(0, 0, -5), ValueError, "argument 'timeout_ms' is negative: got -5"),
         (lambda: memory.barrier(1.5), TypeError, "argument 'channel' must be int"),
         (lambda: memory.get_buffer(0, [5], "float32"), ValueError, "5 elements of float32 from element 0 on are not in the 16"),
         (lambda: memory.get_buffer(0, [1], "float32", 4), ValueError, "from element 4 on"),
-        (lambda: memory.get_buffer(0, [-1], "float32"), ValueError, "get_buffer(): argument 'sizes' has a length of -1"),
-        (lambda: memory.get_buffer(0, [1], "nonsense"), TypeError, "no dtype has that name"),
+        (lambda: memory.get_buffer(0, [-1], "float32"), ValueError, "get_buffer(): argument 'sizes' has a negative length: got -1"),
+        (lambda: memory.get_buffer(0, [1], "nonsense"), TypeError, "is not a dtype: got 'nonsense'"),
         (lambda: memory.get_buffer(9, [1], "int8"), ValueError, "get_buffer(): argument 'rank'"),
         (lambda: memory.get_remote_tensor(9, [1], "int8"), ValueError, "argument 'peer'"),
         (lambda: memory.get_signal_pad(0, [513]), ValueError, "513 elements of uint32"),
-        (lambda: symmetric_memory.SymmetricMemory.memset32(x, 3, 0, 2), ValueError, "has 4 elements, which do not include 2 from 3 on"),
-        (lambda: symmetric_memory.SymmetricMemory.memset32(x, 0, 2**32), ValueError, "argument 'val' is 4294967296"),
-        (lambda: symmetric_memory.SymmetricMemory.memset32(bytearray(8), 0, 0), ValueError, "elements of 32 bits"),
+        (lambda: symmetric_memory.SymmetricMemory.memset32(x, 3, 0, 2), ValueError, "got 'offset' 3 and 'count' 2, expected a part of 4 elements"),
+        (lambda: symmetric_memory.SymmetricMemory.memset32(x, 0, 2**32), ValueError, "argument 'val' is out of range: got 4294967296"),
+        (lambda: symmetric_memory.SymmetricMemory.memset32(bytearray(8), 0, 0), ValueError, "32-bit elements"),
     ]:
         error = error_of(call)
         assert isinstance(error, kind) and text in str(error), (text, error)
@@ -551,7 +551,7 @@ def bad_memory(world):
 
     for memory, kind, text in [
         (b"1234", ValueError, "read-only"),
-        (np.zeros((4, 4))[:, 1], ValueError, "must be contiguous"),
+        (np.zeros((4, 4))[:, 1], ValueError, "expected a contiguous"),
         (17, TypeError, "must be a tensor"),
     ]:
         error = error_of(world.rendezvous, memory)
