@@ -26,8 +26,8 @@
 /* A type of the module, owned by the state. */
 typedef struct type_row {
     size_t offset;     /* offset of the type's pointer in py_state */
-    PyType_Spec *spec; /* NULL if py_group_make_member_type creates the type */
-    /* `offset` of the base type, whose row must be earlier, or of this row if there is no base */
+    PyType_Spec *spec; /* the type's spec; NULL if py_group_make_member_type creates the type */
+    /* `offset` of the base type, whose row must be earlier; the own `offset` if there is no base */
     size_t base;
 } type_row;
 
@@ -154,7 +154,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no m_clear: objects use the state until they are freed, and the types break every
+/* The module has no m_clear: objects use the state until they are freed, and the types break every
  * reference cycle through the module. */
 static void
 core_free(void *module)

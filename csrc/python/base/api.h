@@ -21,7 +21,7 @@
 #include <Python.h>
 #include <structmember.h>
 
-/* Defined if the binary may run without a GIL. */
+/* PY_MAY_LACK_GIL is defined if the binary may run without a GIL. */
 #if defined(Py_GIL_DISABLED) || defined(Py_TARGET_ABI3T)
 #define PY_MAY_LACK_GIL
 #endif

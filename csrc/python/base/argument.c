@@ -33,8 +33,8 @@ py_argument_raise(const py_argument *argument, py_fault fault, const char *forma
     }
 }
 
-/* Return the first line of the exception's text as a new reference, because frameworks append stack
- * traces to the text. */
+/* Return the first line of the exception's text as a new reference. The rest is dropped, because
+ * frameworks append stack traces to exception texts. */
 static PyObject *
 first_line(PyObject *exception)
 {

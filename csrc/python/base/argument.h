@@ -10,17 +10,17 @@ typedef struct py_argument {
     const py_state *state;
     const char *function;
     const char *name;
-    PyObject *value; /* borrowed */
+    PyObject *value; /* borrowed: the object that the caller passed */
 } py_argument;
 
 typedef enum py_fault {
-    PY_FAULT_VALUE, /* raises DistArgumentError */
-    PY_FAULT_DTYPE, /* raises DistTypeError */
-    PY_FAULT_TYPE,  /* raises TypeError: the value is not a tensor */
+    PY_FAULT_VALUE, /* the value is wrong: raises DistArgumentError */
+    PY_FAULT_DTYPE, /* the dtype is wrong: raises DistTypeError */
+    PY_FAULT_TYPE,  /* the value is not a tensor: raises TypeError */
 } py_fault;
 
-/* Raise the exception for `fault`, with the text "<function>(): argument '<name>' <text>". `format`
- * is for PyUnicode_FromFormat. */
+/* Raise the exception for `fault`, with the text "<function>(): argument '<name>' <text>". <text>
+ * is formatted from `format` as by PyUnicode_FromFormat. */
 void py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...);
 
 /* Raise DistArgumentError. The format is "<problem>: got <value>, expected <value>[; <remedy>]". */
@@ -28,9 +28,9 @@ void py_argument_raise(const py_argument *argument, py_fault fault, const char *
     py_argument_raise(&(py_argument){.state = (of_state), .function = (call), .name = (parameter)}, \
                       PY_FAULT_VALUE, __VA_ARGS__)
 
-/* Raise DistArgumentError "<function>(): argument '<name>' (<type>) <what>: <first line of the
- * current exception's text>" from the current exception. A MemoryError, or an exception that is not
- * derived from Exception, stays set instead. */
+/* Replace the current exception by DistArgumentError "<function>(): argument '<name>' (<type>)
+ * <label>: <first line of its text>". Keep a MemoryError, or an exception that is not derived from
+ * Exception. */
 void py_argument_raise_from_current(const py_argument *argument, const char *label);
 
 /* Return true if the top-level package `package` defines the class of the argument's value. */

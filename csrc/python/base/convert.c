@@ -185,8 +185,8 @@ attribute_as_int64(PyObject *object, const char *name, int64_t *number)
     return *number != -1 || PyErr_Occurred() == NULL;
 }
 
-/* Convert a timedelta to nanoseconds: to -1 if it is negative (its days are negative), and to
- * DD_NEVER_NS if it does not fit. */
+/* Convert a timedelta to nanoseconds: to -1 if the timedelta is negative (its days are negative),
+ * and to DD_NEVER_NS if the result does not fit. */
 static bool
 timedelta_as_ns(PyObject *value, int64_t *timeout_ns)
 {
@@ -229,7 +229,7 @@ number_as_ns(PyObject *value, int64_t *timeout_ns)
     double seconds = PyFloat_AsDouble(value);
     if (seconds == -1.0 && PyErr_Occurred() != NULL) {
         if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            /* The value is an int too large for a double. */
+            /* `value` is an int that overflows a double: use only its sign. */
             PyErr_Clear();
             PyObject *zero = PyLong_FromLong(0);
             int is_negative = zero != NULL ? PyObject_RichCompareBool(value, zero, Py_LT) : -1;

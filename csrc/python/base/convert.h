@@ -1,4 +1,4 @@
-/* Conversion of Python arguments to C values, and of results to Python. Exceptions name the
+/* Conversion of Python arguments to C values, and of C results to Python. Exceptions name the
  * function and the argument. */
 #ifndef DD_PYTHON_BASE_CONVERT_H
 #define DD_PYTHON_BASE_CONVERT_H
@@ -18,7 +18,7 @@ void py_raise_wrong_type(const char *function, const char *name, const char *wan
  * at any time. */
 typedef struct py_bytes {
     dd_bytes view;
-    PyObject *owner;   /* owned: the encoded str, or NULL if `view` needs none */
+    PyObject *owner;   /* owned: the encoded str that `view` points into, or NULL */
     Py_buffer *buffer; /* owned: the buffer that `view` points into, or NULL */
 } py_bytes;
 
@@ -39,8 +39,8 @@ typedef struct py_bytes_list {
 bool py_bytes_list_init(py_bytes_list *list, PyObject *value, const char *function, const char *name);
 void py_bytes_list_fini(py_bytes_list *list);
 
-/* Return an array of paths, which the caller frees with PyMem_Free. The paths borrow from `list`, a
- * list of str. */
+/* Return an array of the paths in `list`, a list of str that must outlive the array. The caller
+ * frees the array with PyMem_Free. */
 const char **py_to_paths(PyObject *list, size_t *count);
 
 bool py_to_int64(PyObject *value, int64_t *number, const char *function, const char *name);

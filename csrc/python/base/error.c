@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Maximum number of attempts at a call; a KeyboardInterrupt in the last attempt is raised. */
+/* Maximum number of attempts at a call. The last attempt raises a KeyboardInterrupt. */
 #define MAX_TRIES 3
 
 #define NO_BASE (-1)
@@ -249,9 +249,9 @@ raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error
     if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
         return;
     }
-    /* Ctrl-C reaches all ranks, and this rank may notice a lost rank before a wait has checked for
-     * signals. Run the handler now, so that the program can catch its exception: a signal left
-     * pending would interrupt the code that reports the loss. */
+    /* Ctrl-C reaches all ranks, so this rank may notice a lost rank before it checks for its own
+     * signal. Run the signal handler now, so that the program can catch the handler's exception: a
+     * pending signal would interrupt the code that reports the loss. */
     if (PyErr_Occurred() == NULL && PyErr_CheckSignals() < 0) {
         return;
     }

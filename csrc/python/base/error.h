@@ -9,9 +9,9 @@
 /* Create the exception classes and add them to the module. */
 int py_error_add_to_module(PyObject *module, py_state *state);
 
-/* Raise the exception for `status` with err's message. On the main thread, handlers of pending
- * signals run first; if one raises, its exception stays set instead. With DD_INTERRUPTED, an
- * exception that is already set stays. */
+/* Raise the exception for `status` with err's message. On the main thread, run the handlers of
+ * pending signals first; if a handler raises, keep the handler's exception instead. With
+ * DD_INTERRUPTED, keep an exception that is already set. */
 void py_error_raise(py_state *state, dd_status status, const dd_error *err);
 
 /* Like py_error_raise, for a group: DD_CLOSED and DD_FORKED raise DistBackendError. */
@@ -27,11 +27,11 @@ PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *e
 PyObject *py_error_take(void);
 /* Set the current exception, taking ownership of `error`; NULL clears it. */
 void py_error_put(PyObject *error);
-/* Clear the current exception, if any, after an optional lookup in the caller's objects. If it is a
- * KeyboardInterrupt, signal the main thread again, like SIGINT, so that Ctrl-C is not lost. Other
- * exceptions outside Exception, such as SystemExit, are lost. */
+/* Clear the current exception, if any, after a lookup in the caller's objects that may fail. A
+ * KeyboardInterrupt is not lost: the main thread is signalled again, as by SIGINT. Other exceptions
+ * outside Exception, such as SystemExit, are lost. */
 void py_error_forget(void);
-/* Return true if the object has the attribute, after such a lookup. Keeps the current exception. */
+/* Return true if the lookup of the attribute succeeds. Keeps the current exception. */
 bool py_has_attribute(PyObject *object, PyObject *name);
 
 /* Return the status for the current exception: DD_STORE for an Exception of unknown kind,

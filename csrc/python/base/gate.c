@@ -10,8 +10,8 @@
 #define CLOSING_NS (2 * DD_NS_PER_S)
 #define CLOSING_STEP_US 200
 
-/* The CLOSED bit, and the number of threads inside the gate. There is one gate per process, like
- * the interpreter. It is not a lock, because a fork could leave a lock held. */
+/* The gate: the CLOSED bit, and the number of threads inside. There is one gate per process, as
+ * there is one interpreter. It is not a lock, because a fork could leave a lock held. */
 static atomic_uint gate;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -63,7 +63,7 @@ py_gate_init(PyObject *module)
     return rc;
 }
 
-/* Release the GIL while waiting, because threads inside the gate need it to leave. The wait is
+/* Release the GIL while waiting, because threads inside the gate need the GIL to leave. The wait is
  * bounded: a thread that takes longer, in the destructor of an object, is abandoned like any Python
  * thread at exit. */
 PyObject *

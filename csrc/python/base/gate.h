@@ -1,6 +1,6 @@
 /* GIL access for threads that Python did not start. Once the interpreter is shutting down, such a
- * thread would hang or crash if it requested the GIL. The gate admits threads until shutdown
- * begins; the interpreter then waits for the threads inside. */
+ * thread would hang or crash if it requested the GIL. The gate admits these threads until shutdown
+ * begins; the interpreter then waits for the threads inside the gate. */
 #ifndef DD_PYTHON_BASE_GATE_H
 #define DD_PYTHON_BASE_GATE_H
 
@@ -20,7 +20,7 @@ void py_gate_leave(const py_gate_pass *pass);
 
 /* Register the module's _close_gate with atexit. */
 int py_gate_init(PyObject *module);
-/* Implement _core._close_gate(): admit no more threads, and wait for the threads inside. */
+/* Implement _core._close_gate(): close the gate, and wait for the threads inside the gate. */
 PyObject *py_gate_close(PyObject *module, PyObject *unused);
 
 #endif

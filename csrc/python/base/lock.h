@@ -98,8 +98,8 @@ py_lock_release(py_lock *lock)
         __atomic_compare_exchange_n((target), &py_none, (value), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
     })
 
-/* Set a `once` object unless it is already set, and return its value, borrowed from `target`. Takes
- * ownership of `value`. If `value` is NULL, return the value set before, or NULL. */
+/* Set a `once` object unless it is already set. Takes ownership of `value`. Return the object that
+ * `target` now has, borrowed; NULL only if `value` is NULL and no object was set before. */
 static inline PyObject *
 py_once_object(PyObject **target, PyObject *value)
 {

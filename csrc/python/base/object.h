@@ -20,7 +20,7 @@ typedef struct py_object_space {
 typedef PyObject py_object_space;
 #endif
 
-/* The first fields of the structs of dldist's objects. */
+/* The first fields of every dldist object's struct. */
 #define PY_OBJECT_HEAD                                                  \
     py_object_space ob_base; /* stands for PyObject_HEAD */             \
     PyObject *module;        /* const after new: keeps `state` alive */ \
@@ -34,9 +34,9 @@ typedef struct py_object {
 /* Set state->object_size. Fails if py_object_space is too small for this Python. */
 int py_object_read_size(py_state *state);
 
-/* Create an object of a dldist type, or of a class derived from one. It is zeroed except for its
- * head, and tracked by the collector if its type has GC. The arguments are ignored, so that this
- * function can be a tp_new. */
+/* Create a zeroed object of a dldist type, or of a class derived from one; only the object's head
+ * is set. The collector tracks the object if its type has GC. The arguments are ignored, so that
+ * this function can be a tp_new. */
 PyObject *py_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 
 /* A tp_traverse for objects that refer only to their type and the module. */
@@ -46,15 +46,15 @@ int py_object_traverse(PyObject *object, visitproc visit, void *arg);
 void py_object_begin_dealloc(PyObject *object);
 /* The last step of a tp_dealloc: free the memory, then release the type and the module. */
 void py_object_end_dealloc(PyObject *object);
-/* A tp_dealloc for objects that own nothing else: py_object_begin_dealloc and
+/* A tp_dealloc for objects that own nothing besides their head: py_object_begin_dealloc, then
  * py_object_end_dealloc. */
 void py_object_dealloc(PyObject *object);
 
 /* The tp_members of types whose objects can have weak references. */
 extern PyMemberDef py_object_members[];
 
-/* Flags of final types, of types that programs may derive from, and of types that only C code
- * instantiates. */
+/* Flags of three kinds of types: final types, types that programs may derive from, and types that
+ * only C code instantiates. */
 #define PY_TYPE_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE)
 #define PY_BASE_TYPE_FLAGS (PY_TYPE_FLAGS | Py_TPFLAGS_BASETYPE)
 #define PY_MADE_TYPE_FLAGS (PY_TYPE_FLAGS | Py_TPFLAGS_DISALLOW_INSTANTIATION)

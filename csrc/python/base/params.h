@@ -21,22 +21,22 @@
 #define PY_OP_TYPE_COALESCED 17
 #define PY_OP_TYPE_UNKNOWN 100
 
-/* Kinds of parameters: the C type of py_param.place, and the accepted values. Texts and bytes are
- * borrowed from the argument. */
+/* Kinds of parameters. A kind determines the accepted values and the C type at py_param.target.
+ * Texts and bytes are borrowed from the argument. */
 typedef enum py_kind {
     PY_OBJECT,  /* PyObject *, borrowed: any object */
-    PY_INT,     /* int */
-    PY_INT64,   /* int64_t */
+    PY_INT,     /* int: a Python int */
+    PY_INT64,   /* int64_t: a Python int */
     PY_FLAG,    /* bool: the truth value of the argument */
     PY_TIMEOUT, /* int64_t, nanoseconds: a timedelta or a number of seconds */
     PY_TEXT,    /* const char *: a str without null characters */
     PY_STRING,  /* dd_bytes: any str */
-    PY_BYTES,   /* dd_bytes: bytes */
+    PY_BYTES,   /* dd_bytes: a bytes object */
 } py_kind;
 
 typedef struct py_param {
     const char *name;
-    /* a py_kind, or with py_params_parse, which ignores it, a kind that the caller defines */
+    /* a py_kind; callers of py_params_parse, which ignores it, may use kinds of their own */
     int kind;
     void *target; /* address that receives the value; not used by py_params_parse */
 } py_param;
@@ -45,7 +45,7 @@ typedef struct py_params {
     const char *function;
     int nrequired;   /* number of required parameters, which come first */
     int npositional; /* number of parameters accepted as positional arguments; these come first */
-    int count;       /* at most PY_PARAMS_MAX */
+    int count;       /* number of parameters, at most PY_PARAMS_MAX */
     const py_param *list;
     /* ---- fields for operations of a group */
     const char *recorded; /* the operation's name in the flight recorder */
@@ -58,7 +58,7 @@ typedef struct py_params {
 /* Expands to 0. Compilation fails if there are more than PY_PARAMS_MAX parameters. */
 #define PY_CHECK_PARAMS(...) (0 * sizeof(char[PY_COUNT_PARAMS(__VA_ARGS__) <= PY_PARAMS_MAX ? 1 : -1]))
 
-/* PY_PARAMS(function, nrequired, npositional, {name, kind, place}, ...): an initializer. */
+/* PY_PARAMS(function, nrequired, npositional, {name, kind, target}, ...): an initializer. */
 #define PY_PARAMS(text, required, positional, ...)                                   \
     {                                                                                \
         .function = (text), .nrequired = (required), .npositional = (positional),    \
@@ -69,13 +69,13 @@ typedef struct py_params {
         }                                                                            \
     }
 
-/* The middle fields of a PyMethodDef, for a function with parameters (self, args, nargs,
- * kwnames). */
+/* The fields ml_meth and ml_flags of a PyMethodDef, for a C function with the parameters (self,
+ * args, nargs, kwnames). */
 #define PY_FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
 
-/* Read the arguments of a PY_FAST_METHOD and store their values at py_param.place. If an argument
- * is not given, its place is unchanged. None for an optional parameter counts as not given, except
- * that it sets a flag to false. Exceptions name the function and the argument. */
+/* Read the arguments of a PY_FAST_METHOD and store their values at py_param.target. The target of
+ * an argument that is not given is unchanged. None for an optional parameter counts as not given,
+ * except that it sets a flag to false. Exceptions name the function and the argument. */
 bool py_params_read(const py_params *params, py_state *state, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames);
 /* Like py_params_read, for the arguments of a tp_new, tp_init or tp_call; kwargs may be NULL. */
@@ -86,7 +86,7 @@ bool py_params_read_tuple(const py_params *params, py_state *state, PyObject *ar
 bool py_params_parse(const py_params *params, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                      PyObject *values[PY_PARAMS_MAX]);
 
-/* Read an int. Exceptions of this and the functions below name the argument. */
+/* Read an int. The exceptions of this function and of those below name the argument. */
 bool py_params_int(const py_state *state, PyObject *value, int *number, const char *function,
                    const char *name);
 /* Fail unless the rank is in 0 to size - 1. */
@@ -95,8 +95,8 @@ bool py_params_check_rank(const py_state *state, int rank, int size, const char 
 bool py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
                     const char *name);
 
-/* Read an int from each item of an iterable, with `read`, or py_params_int if `read` is NULL. Free
- * the result with PyMem_Free. */
+/* Read an int from each item of an iterable, with `read`, or py_params_int if `read` is NULL. The
+ * caller frees the result with PyMem_Free. */
 int *py_params_ints(const py_argument *argument, bool (*read)(const py_argument *item, int *number),
                     int *count);
 

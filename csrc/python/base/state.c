@@ -21,8 +21,8 @@ is_core_module(PyObject *module)
 py_state *
 py_state_of_type(PyTypeObject *type, PyObject **module)
 {
-    /* A class derived in Python has no module, and one derived in another extension has another
-     * module. Search the bases for the type that has dldist's module. */
+    /* A class derived in Python has no module, and a class derived in another extension has that
+     * extension's module. Search the bases for the type that has dldist's module. */
     for (PyTypeObject *t = type; t != NULL; t = (PyTypeObject *)PyType_GetSlot(t, Py_tp_base)) {
         PyObject *found = PyType_GetModule(t);
         if (found != NULL && is_core_module(found)) {

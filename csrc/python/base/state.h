@@ -74,33 +74,31 @@ typedef struct py_state {
     PyTypeObject *shared_array_type;
     PyTypeObject *plan_type;
     PyTypeObject *window_type;
-    PyTypeObject *member_type; /* type of the items of Group.members; a struct sequence */
+    PyTypeObject *member_type; /* struct sequence: type of the items of Group.members */
     PyObject *errors[PY_ERROR_COUNT];
     PyObject *names[PY_NAME_COUNT]; /* interned str of each py_name */
     dd_tcp_registry *tcp_registry;
     PyObject *timedelta; /* once; owned: datetime.timedelta */
-    /* once; owned: numpy.ndarray; NULL until arrays are read directly (tensor/numpy.h) */
+    /* once; owned: numpy.ndarray; NULL until arrays are read without a buffer (tensor/numpy.h) */
     PyObject *ndarray_type;
     atomic_bool has_seen_ndarray;
-    struct py_tensor_types *tensor_types; /* const after exec; owned */
-    struct py_devices *devices;           /* once; owned; NULL until the first tensor on a device */
+    struct py_tensor_types *tensor_types; /* const after exec; owned: cached facts about classes */
+    struct py_devices *devices;           /* once; owned; NULL until the first device tensor */
     struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
     /* Held while an engine opens, so that threads that open groups at the same time share one
-     * engine. Held briefly, and without calls of Python. */
+     * engine. Must be held only briefly, and without calls of Python. */
     py_lock engines_lock;
     /* owned list, guarded by engines_lock: one engine for each secret of this process's groups */
     struct py_engine *engines;
-    /* atomic, see py_completions_get; the queue of ended operations; lives as long as the process;
-     * NULL until the first work */
+    /* queue of ended works; atomic (py_completions_get); NULL until the first work; never freed */
     struct py_completions *completions;
-    /* atomic, see find_watch; the monitor; lives as long as the process; NULL until the first group
-     * of several ranks */
+    /* the monitor; atomic (find_watch); NULL until the first group of several ranks; never freed */
     struct py_watch *watch;
     py_lock groups_lock;
     dd_list groups; /* list of the py_groups that have been opened; guarded by groups_lock */
-    /* atomic, see py_recorder_current; lives as long as the process; NULL until the first group */
+    /* flight recorder; atomic (py_recorder_current); NULL until the first group; never freed */
     struct py_recorder *recorder;
-    /* atomic, relaxed, because every slice of a wait for a log record reads it */
+    /* true once the log stops; atomic, relaxed, because waits for log records read it often */
     atomic_bool is_log_stopping;
 } py_state;
 
@@ -111,8 +109,8 @@ typedef struct py_state {
 extern const char py_module_token[];
 #endif
 
-/* Return the state, and set *module to the module (borrowed), of a dldist type or of a class
- * derived from a dldist type. */
+/* Return the module's state for a dldist type, or for a class derived from one. Set *module to the
+ * module (borrowed). */
 py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
 
 /* Return datetime.timedelta (borrowed). It is imported at the first call, not by `import dldist`,

@@ -15,7 +15,7 @@ py_thread_value_get(PyObject *const *values)
     return value;
 }
 
-/* Return the dict of the threads' values (borrowed), and create it if needed. */
+/* Return the dict of all threads' values (borrowed), and create the dict if needed. */
 static PyObject *
 dict_of(PyObject **values)
 {

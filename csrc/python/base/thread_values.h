@@ -6,10 +6,10 @@
 
 #include "python/base/api.h"
 
-/* Return this thread's value (borrowed), or NULL: without an exception if no value is set, with an
- * exception on failure. */
+/* Return this thread's value (borrowed). Return NULL without an exception if no value is set, NULL
+ * with an exception on failure. */
 PyObject *py_thread_value_get(PyObject *const *values);
-/* Set this thread's value; NULL removes it. Return the previous one, or None: a new reference. */
+/* Set this thread's value; NULL removes it. Return a new reference to the old value, or None. */
 PyObject *py_thread_value_swap(PyObject **values, PyObject *value);
 
 #endif

@@ -43,7 +43,7 @@ void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_t
  * elapsed time, because the start is not recorded. */
 void py_wait_init_endless(py_wait *wait, py_state *state);
 
-/* Release the GIL unless an earlier call has released it. `wait` is a py_wait. */
+/* Release the GIL unless an earlier call has released it. `wait` must point to a py_wait. */
 void py_wait_on_block(void *wait);
 /* Begin a call into the core that may take only a microsecond: the call starts with the GIL held,
  * and the core calls py_wait_on_block (wait.on_block) if it takes longer. Without a GIL, the thread
@@ -56,11 +56,11 @@ void py_wait_return(py_wait *wait);
  * Return NULL if there is none. */
 py_wait *py_wait_of(const dd_wait *wait);
 
-/* Clear the current exception and keep it for py_wait_finish, instead of one kept earlier. */
+/* Clear the current exception and keep it for py_wait_finish. Drops an exception kept before. */
 void py_wait_keep_exception(py_wait *wait);
 
-/* End the call. Return true on success. Otherwise return false and raise the exception kept by
- * py_wait_keep_exception if the call failed or a signal handler raised it, else the one for
+/* End the call. Return true on success. Otherwise return false and raise an exception: the one kept
+ * by py_wait_keep_exception if the call failed or a signal handler raised it, else the one for
  * `status`. */
 bool py_wait_finish(py_wait *wait, dd_status status, const dd_error *err);
 

@@ -192,8 +192,8 @@ py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const 
         py_raise_wrong_type(operands->function, name, "a list or tuple of tensors", object);
         return false;
     }
-    /* Iterate over a tuple: producers run Python code, which may change a list, and a subclass of
-     * list may report a wrong length. */
+    /* Copy the list to a tuple: reading a tensor may run Python code, which may change a list, and
+     * a subclass of list may report a wrong length. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;
@@ -226,7 +226,7 @@ is_same_side(const py_side *a, const py_side *b)
     return a->layout != PY_LAYOUT_NONE && b->layout != PY_LAYOUT_NONE && a->first == b->first;
 }
 
-/* Return true if each block consists of several tensors, whose data must therefore be adjacent. */
+/* Return true if each block consists of several tensors, which must be made adjacent in memory. */
 static bool
 is_joined(const py_side *side)
 {
@@ -257,8 +257,8 @@ side_nbytes(const py_operands *operands, const py_side *side)
     return nbytes;
 }
 
-/* Place the side's staged pieces from `offset` on, counted from `base`. If `base` is NULL, set no
- * addresses. Return the offset of the end. */
+/* Assign addresses to the side's staged pieces, from base + offset on. If `base` is NULL, assign no
+ * addresses. Return the offset of the end of the last piece. */
 static size_t
 assign_side(py_operands *operands, const py_side *side, uint8_t *base, size_t offset)
 {
@@ -479,7 +479,7 @@ py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank)
     return true;
 }
 
-/* ---- parts */
+/* ---- parts of a call on devices */
 
 static size_t
 parts_of(const py_side *side)

@@ -31,7 +31,7 @@ typedef struct py_piece {
 
 /* How the tensors of a side (inputs or outputs) form its blocks. */
 typedef enum py_layout {
-    PY_LAYOUT_NONE,        /* no blocks */
+    PY_LAYOUT_NONE,        /* the side has no blocks */
     PY_LAYOUT_EACH,        /* block k is m consecutive tensors, where m = npieces / nblocks */
     PY_LAYOUT_SPLIT,       /* one tensor, cut into blocks */
     PY_LAYOUT_INTERLEAVED, /* block k is the k-th part of every tensor, one after another */
@@ -53,15 +53,15 @@ typedef struct py_operands {
     size_t npieces;
     size_t capacity;
     py_side inputs;
-    py_side outputs; /* the same pieces as inputs if the call is in place */
+    py_side outputs; /* outputs of the call; the same pieces as `inputs` if the call is in place */
     /* blocks of the inputs, then of the outputs: `inline_blocks`, or an owned array */
     dd_block *blocks;
     uint8_t *staging; /* owned staging memory, or NULL */
     size_t staging_nbytes;
     uint8_t *interleaved; /* address in staging memory of the blocks with PY_LAYOUT_INTERLEAVED */
     bool is_staged;       /* true if pack or unpack has data to copy */
-    /* Set before tensors are added if the caller continues during the operation: py_tensor_pin then
-     * keeps the tensors' memory from moving. */
+    /* Must be set before tensors are added if the caller continues during the operation:
+     * py_tensor_pin then keeps NumPy from moving the tensors' memory. */
     bool is_pinned;
     py_device_scope device;
     py_piece inline_pieces[PY_INLINE_PIECES];
@@ -70,8 +70,8 @@ typedef struct py_operands {
 
 /* Initialise a call's operands. The struct must not be moved in memory afterwards. */
 void py_operands_init(py_operands *operands, py_state *state, const char *function);
-/* Release the tensors and the memory. Call with the GIL held. May be called at any time after init,
- * even if other functions have failed. */
+/* Release the tensors and the memory. Must be called with the GIL held. May be called at any time
+ * after py_operands_init, even if other functions have failed. */
 void py_operands_fini(py_operands *operands);
 /* Visit the tensors, for the garbage collector. */
 int py_operands_traverse(const py_operands *operands, visitproc visit, void *arg);
@@ -85,27 +85,27 @@ typedef enum py_use {
 
 /* Add a tensor. It must have the same dtype as the tensors added earlier. */
 bool py_operands_add(py_operands *operands, PyObject *object, py_use use, const char *name);
-/* Add a list or tuple of `count` tensors; if count is -1, of any number of tensors except 0. */
+/* Add a list or tuple of `count` tensors; if count is -1, of one or more tensors. */
 bool py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const char *name,
                           Py_ssize_t count);
 
 /* Make a side consist of the `npieces` pieces from index `first` on, in `nblocks` blocks. */
 void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t npieces, size_t nblocks);
 
-/* Fail if two outputs share memory. Called by prepare and reserve_parts. */
+/* Fail if two outputs share memory. py_operands_prepare and py_operands_reserve_parts call this. */
 bool py_operands_check_outputs(const py_operands *operands);
 
 /* Reserve memory for `count` blocks. Call at most once. */
 bool py_operands_reserve_blocks(py_operands *operands, size_t count);
 
-/* Create the blocks and store them in `args`. All other fields of `args` must be set before. */
+/* Create the blocks and store them in `args`, whose other fields must have been set. */
 bool py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank);
 
 /* ---- on devices */
 
-/* Return the number of parts of the call. A part is one operation, with blocks of both sides. */
+/* Return the number of parts of the call. A part is one operation with input and output blocks. */
 size_t py_operands_nparts(const py_operands *operands);
-/* Mark the tensors that must be staged, and reserve the blocks of all parts. */
+/* Mark the tensors to copy through staging memory, and reserve the blocks of all parts. */
 bool py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank);
 /* Place the staged tensors one after another, beginning at address `base`. If `base` is NULL, set
  * no addresses. Return the number of bytes needed. */
@@ -115,17 +115,17 @@ void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *arg
 
 /* ---- on the host */
 
-/* Copy the inputs into staging memory, or the outputs out of it. pack and unpack may be called
- * without the GIL. Call unpack only if the operation has succeeded. */
+/* Copy the inputs into staging memory (pack), or the outputs out of it (unpack). Both may be called
+ * without the GIL. Call py_operands_unpack only if the operation has succeeded. */
 void py_operands_pack(py_operands *operands);
 void py_operands_unpack(py_operands *operands);
 
-/* Append the tensors that are results of the call to the list, in order (py_list_append): the same
- * objects that the caller passed. */
+/* Append the call's result tensors to the list in order, by py_list_append. They are the objects
+ * that the caller passed. */
 void py_operands_add_results(const py_operands *operands, PyObject **list);
 
 dd_dtype py_operands_dtype(const py_operands *operands);
-/* Read the argument 'offset', a number of elements, and convert it to bytes; NULL means 0. */
+/* Read the argument 'offset', a number of elements, as a number of bytes; NULL means 0. */
 bool py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes);
 
 #endif

@@ -61,7 +61,7 @@ compare_starts(const void *a, const void *b)
     return a_start != b_start ? (a_start < b_start ? -1 : 1) : (a_piece > b_piece) - (a_piece < b_piece);
 }
 
-/* Sort the extents, and set `pair` to the pieces of two that overlap. Return false if none do. */
+/* Sort the extents. If two overlap, set `pair` to the indices of their pieces and return true. */
 static bool
 find_overlap(extent *extents, size_t count, size_t pair[2])
 {
@@ -80,7 +80,7 @@ find_overlap(extent *extents, size_t count, size_t pair[2])
     return false;
 }
 
-/* Return the piece's position in the argument as text: "[1]", or "[1][0]" in a list of lists. */
+/* Return the position of a piece in its argument as text: "[1]", or "[1][0]" in a list of lists. */
 static PyObject *
 print_position(const py_operands *operands, size_t piece)
 {

@@ -11,8 +11,8 @@
 typedef struct py_reduce_op {
     py_object_space ob_base; /* stands for PyObject_HEAD */
     dd_redop op;
-    bool has_factor;  /* true only for PREMUL_SUM(factor) */
-    double factor;    /* 1.0 without a factor, or if the factor is a tensor */
+    bool has_factor;  /* the operation is PREMUL_SUM with a factor */
+    double factor;    /* the factor; 1.0 if there is none or it is a tensor */
     PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;
 
@@ -22,7 +22,7 @@ typedef struct py_reduce_op {
 static bool
 find_op(const char *text, dd_redop *op)
 {
-    if (strcasecmp(text, "prod") == 0) { /* the name of PRODUCT in NumPy, JAX and MPI */
+    if (strcasecmp(text, "prod") == 0) { /* NumPy, JAX and MPI call PRODUCT "prod" */
         text = dd_redop_name(DD_REDOP_PRODUCT);
     }
     for (int i = 0; i < DD_REDOP_COUNT; i++) {
@@ -81,14 +81,14 @@ make_scaled(PyTypeObject *type, PyObject *factor)
     return (PyObject *)self;
 }
 
-/* Return the operation without a factor, which is a class attribute: a new reference. */
+/* Return a new reference to the class attribute for an operation without a factor. */
 static PyObject *
 constant_of(PyTypeObject *type, dd_redop op)
 {
     return PyObject_GetAttrString((PyObject *)type, dd_redop_name(op));
 }
 
-/* Return DistArgumentError (borrowed): a RuntimeError, as in c10d, and a ValueError. */
+/* Return DistArgumentError (borrowed), a subclass of RuntimeError, as in c10d, and ValueError. */
 static PyObject *
 argument_error(PyTypeObject *type)
 {
@@ -275,7 +275,7 @@ reduce_op_reduce(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->has_factor) {
         return Py_BuildValue("O(sN)", (PyObject *)Py_TYPE(object), name, get_factor(object, NULL));
     }
-    /* The result of __reduce__: pickle takes a str as the name of an existing object. */
+    /* As the result of __reduce__, pickle takes a str as the name of an existing object. */
     return PyUnicode_FromFormat("ReduceOp.%s", name);
 }
 

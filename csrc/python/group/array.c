@@ -26,7 +26,7 @@ typedef struct foreign_memory {
     int fd;
 } foreign_memory;
 
-/* Create a region of the group, or if `foreign` is not NULL, a region of the foreign memory. */
+/* Create a region of the group; of the foreign memory if `foreign` is not NULL. */
 static py_memory *
 shared_memory_make(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
@@ -119,7 +119,7 @@ memory_part_make(const py_memory_array *array, size_t start, dd_view view)
         return PyErr_NoMemory();
     }
     view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
-    /* cannot overflow, since the strides of the whole do not */
+    /* cannot overflow, because the strides of the whole memory do not */
     (void)py_tensor_set_row_major(&view);
     part->whole = whole;
     py_memory_acquire(whole);

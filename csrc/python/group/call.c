@@ -7,7 +7,7 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
-/* Create a flight if the operation needs data after the method has returned. */
+/* Create a flight (Python references) if the operation may outlive the method. */
 static bool
 begin_flight(py_group_call *call)
 {
@@ -115,7 +115,7 @@ first_tensor(const py_group_call *call)
 }
 
 /* Return the group for the first tensor's device as a new reference: the called group, or its
- * device group. */
+ * NcclGroup for device memory. */
 static py_group *
 choose_group(const py_group_call *call)
 {
@@ -166,8 +166,8 @@ py_group_call_begin(py_group_call *call)
     }
     call->group = chosen;
     bool is_begun = begin_on_group(call);
-    /* No reference is needed: the caller holds the called group, and the flight of an NcclGroup's
-     * call holds the NcclGroup. */
+    /* No reference to the chosen group is needed: the caller holds the called group, and the flight
+     * of an NcclGroup's call holds the NcclGroup. */
     Py_DECREF((PyObject *)chosen);
     return is_begun;
 }
@@ -197,7 +197,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *target, dd_call
         py_wait_on_block(&wait);
     }
     options->timeout_ns = call->timeout_ns;
-    err.keeps_memory = false; /* the core does not set this field in an error without a message */
+    err.keeps_memory = false; /* the core sets this field only in an error with a message */
     py_operands_pack(call->operands);
     dd_status status = run(call, target, options, &wait.wait, &err);
     if (status == DD_OK) {
@@ -208,7 +208,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *target, dd_call
     if (!py_group_finish_wait(&wait, status, &err)) {
         if (!is_in_use) {
             py_group_call_fail(call);
-        } /* else leak the arrays: a carrier library may still write to them */
+        } /* else leak the tensors: a carrier library may still write to them */
         return false;
     }
     py_operands_fini(call->operands);
@@ -266,8 +266,8 @@ post_collective(const py_group_call *call, const void *target, const dd_call_opt
     return dd_group_collective(call->group->group, target, options, work, err);
 }
 
-/* Run a collective whose arguments have been checked. The flight recorder gets its description from
- * the form, or from a record if there is no form. */
+/* Run a collective whose arguments have been checked. The flight recorder gets the call's
+ * description from the form, or from a record if there is no form. */
 static PyObject *
 run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
 {

@@ -31,12 +31,12 @@ typedef struct py_group_call {
     py_operands *operands;           /* points to `own`, or to the operands of the flight */
     bool is_async;
     /* Python references of an operation that outlives the method (work/work.h). NULL, except for
-     * async calls, plans, and all calls of an NcclGroup */
+     * async calls, plans, and all calls of an NcclGroup. */
     py_flight *flight;
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
-    bool is_flat; /* only for an NcclGroup: the value for dd_nccl_op.is_flat */
+    bool is_flat; /* dd_nccl_op.is_flat, only for an NcclGroup */
     /* only for PREMUL_SUM on an NcclGroup: a factor in device memory (borrowed), or NULL */
     PyObject *factor;
     py_operands own;
@@ -45,8 +45,8 @@ typedef struct py_group_call {
 /* Put the arguments into call->values. A call that has only been parsed needs no cleanup. */
 bool py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                          Py_ssize_t nargs, PyObject *kwnames);
-/* Choose the group that serves the tensors' device, and read op, root, timeout and async_op. If it
- * fails, the call needs no cleanup. */
+/* Choose the group that serves the tensors' device, and read op, root, timeout and async_op. On
+ * failure the call needs no cleanup. */
 bool py_group_call_begin(py_group_call *call);
 /* End a call that has begun but not run. Return NULL, and keep the current exception. */
 PyObject *py_group_call_fail(py_group_call *call);
@@ -60,7 +60,7 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
-    bool is_typed; /* the peer's tensor must have the same dtype, unless it has bytes */
+    bool is_typed; /* sender and receiver must use the same dtype */
 } py_group_message;
 
 /* py_group_call_wait and py_group_call_start run a call with prepared operands through a callback,
@@ -80,9 +80,9 @@ typedef dd_status py_group_post(const py_group_call *call, const void *target, c
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *target,
                               dd_call_options *options);
 
-/* Record a parsed call, on a group with recorders, instead of running it. Return 1 with a new
- * reference in *result if this thread's calls are recorded, 0 if they are not, -1 with an
- * exception. */
+/* Record a parsed call instead of running it, if this thread's calls of the group are recorded
+ * (batches, coalescing). Return 1 with a new reference in *result if the call was recorded, 0 if
+ * this thread's calls are not recorded, -1 with an exception. */
 int py_group_call_record(py_group_call *call, PyObject **result);
 
 #endif

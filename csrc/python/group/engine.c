@@ -11,7 +11,7 @@
 /* The longest time that interpreter exit waits for unfinished operations of all groups together. */
 #define EXIT_NS (DD_NS_PER_S / 2)
 
-/* Read the options from a tuple of settings, `values`. The options borrow from the tuple. */
+/* Read the engine's options from the tuple of settings `values`. They borrow from the tuple. */
 static bool
 read_engine_options(py_state *state, PyObject *values, dd_connect_options *options)
 {

@@ -8,7 +8,7 @@
 #define SLOT_BITS 4
 #define SLOTS (1u << SLOT_BITS)
 #define KEY_HEAD 4
-#define KEY_WORDS 14 /* enough for tensors that have ten dimensions together */
+#define KEY_WORDS 14 /* maximum words of a key; enough for tensors with ten dimensions in total */
 
 /* The key of a form: calls with equal keys can use the same form. The key includes the method and
  * the root, which determine the sides. */
@@ -39,7 +39,7 @@ struct py_forms {
     py_form slots[SLOTS];
 };
 
-/* Set the key of the call. Return false, without an exception, if the key is too long. */
+/* Compute the key of the call. Return false, without an exception, if the key is too long. */
 static bool
 fill_key(const py_group_call *call, form_key *key)
 {
@@ -197,7 +197,7 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     }
     py_record record;
     dd_error err;
-    /* This may run Python code, which may use the slots, so choose the slot afterwards. */
+    /* py_record_collective may run Python code that uses the slots: choose the slot afterwards. */
     dd_record_call *record_call =
         py_record_collective(&record, call->group->state, args->coll, call->operands);
     dd_status status = dd_coll_form_create(call->group->group, args, record_call, &made.core, &err);

@@ -1,6 +1,6 @@
 /* A cache of collectives that a group has run. A form is the checked description of a call. A later
- * call that differs only in the addresses of its data reuses the form: its blocks need not be
- * found, checked and described again. */
+ * call that differs only in the addresses of its data reuses the form: the later call's blocks need
+ * not be found, checked and described again. */
 #ifndef DD_PYTHON_GROUP_FORM_H
 #define DD_PYTHON_GROUP_FORM_H
 

@@ -11,34 +11,34 @@
 
 typedef struct py_group py_group;
 
-/* The functions and constants that differ between Group and NcclGroup. The functions need a group
- * that has been opened. */
+/* The functions and constants that differ between Group and NcclGroup. The group must have been
+ * opened before these functions are called. */
 typedef struct py_group_kind {
-    const char *type_name;     /* "Group" */
-    const char *timeout_name;  /* "Group.timeout" */
+    const char *type_name;     /* the type's name, "Group" */
+    const char *timeout_name;  /* the attribute's full name, "Group.timeout" */
     const char *recorded_name; /* the kind's name in the flight recorder: "gloo" */
     int64_t close_timeout_ns;  /* default timeout of close() */
-    /* the group is unusable in a forked child, which cannot even read its name */
+    /* true if a forked child cannot use the group, not even read its name */
     bool is_lost_in_child;
-    /* returns DD_FORKED in a forked child */
+    /* return DD_FORKED if called in a forked child, otherwise DD_OK */
     dd_status (*check_fork)(const py_group *self, dd_error *err);
     dd_bytes (*get_name)(const py_group *self);
     int64_t (*get_timeout_ns)(const py_group *self);
     void (*set_timeout_ns)(const py_group *self, int64_t timeout_ns);
     dd_recorder_group *(*find_recorder_group)(const py_group *self);
-    /* the functions from here to `abort` are called without the GIL */
+    /* the functions from here to `abort` must be called without the GIL */
     uint64_t (*get_sequence)(const py_group *self);
     dd_status (*check)(const py_group *self, dd_error *err);
     dd_status (*close)(const py_group *self, const dd_wait *wait, dd_error *err);
     void (*abort)(const py_group *self, const char *reason, const dd_wait *wait);
-    /* releases the core's group and the group's forms; called with the GIL */
+    /* release the core's group and the group's forms (cached calls); must be called with the GIL */
     void (*drop)(py_group *self);
 } py_group_kind;
 
 extern const py_group_kind py_group_kind_cpu;
 extern const py_group_kind py_group_kind_nccl;
 
-/* Define those functions of a kind that only call the core's function `prefix`_... with `core`. */
+/* Define the functions of a group kind that only call the core's <prefix>_<function>(core, ...). */
 #define PY_GROUP_KIND_FUNCTIONS(prefix, core)                                              \
     static dd_bytes get_name(const py_group *self)                                         \
     {                                                                                      \
@@ -64,8 +64,8 @@ extern const py_group_kind py_group_kind_nccl;
     {                                                                                      \
         return prefix##_close(core, wait, err);                                            \
     }
-/* Initializers for the functions of a kind. The file must define the functions named `kind`_...
- * itself, the others with PY_GROUP_KIND_FUNCTIONS. */
+/* Initializers of a py_group_kind's functions. A file must define the functions named <kind>_...
+ * itself, and the others with PY_GROUP_KIND_FUNCTIONS. */
 #define PY_GROUP_KIND_TABLE(kind)                                                              \
     .check_fork = kind##_check_fork, .get_name = get_name, .get_timeout_ns = get_timeout_ns,   \
     .set_timeout_ns = set_timeout_ns, .find_recorder_group = kind##_recorder_group,            \
@@ -82,7 +82,7 @@ struct py_group {
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL for a Group */
     int rank;                  /* const after init */
     int size;                  /* const after init */
-    /* const after init; owned, or NULL; kept because other ranks may still use it */
+    /* the store: const after init; owned, or NULL; kept because other ranks may still use it */
     PyObject *store;
     PyObject *recorders; /* objects that record calls, one per thread (base/thread_values.h) */
     atomic_bool is_closed;
@@ -98,8 +98,8 @@ dd_group *py_group_core(PyObject *group);
 /* Like py_wait_finish, with the exceptions of groups (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
-/* Call the core's function(..., &wait, &err) without the GIL. False with an exception on failure;
- * exceptions are like a group's. */
+/* Call the core's function(..., &wait, &err) without the GIL. The value is true, or on failure
+ * false with an exception, as by py_group_finish_wait. */
 #define PY_GROUP_CALL(state, timeout_ns, function, ...)                                                     \
     __extension__({                                                                                         \
         py_wait py_call_wait;                                                                               \
@@ -120,7 +120,7 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 const char *py_group_type_name(const py_group *self);
 /* Fail if the group has been opened, or is of another type than the kind's. */
 bool py_group_require_new(const py_group *self, const py_group_kind *kind);
-/* Reserve the object for the group that this thread has opened. Only one thread succeeds. */
+/* Reserve the object for the group that this thread has opened. Only one thread can succeed. */
 bool py_group_claim(py_group *self, const py_group_kind *kind);
 /* Fail if the group was never opened. */
 bool py_group_require_open(const py_group *self);
@@ -134,7 +134,7 @@ int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
 /* Return the group that serves device memory as a new reference, or NULL without an exception. */
 py_group *py_group_get_device_group(py_group *self);
-/* Return the group for the tensor's device, this group or its device group: a new reference. */
+/* Return a new reference to the group for the tensor's device: this group or its NcclGroup. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
 /* Publish the opened group: other threads may use it from now on. The caller must have set all
@@ -147,7 +147,7 @@ PyObject *py_group_list(py_state *state, const py_group_kind *kind);
 int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
                          const char *name);
 /* Return the name of a part of a group as a new str, like "dp/0,2,5", with at most max_named ranks.
- * *name borrows from the str. */
+ * *name borrows from this str. */
 PyObject *py_group_name_part(const py_group *self, const int *ranks, int count, int max_named,
                              dd_bytes *name);
 

@@ -138,7 +138,7 @@ check_roots_argument(const py_group_call *call, int value)
     return false;
 }
 
-/* Add the tensors of a list with a list of tensors for each rank, in the order of the ranks. */
+/* Add the tensors of a list that contains one list of tensors per rank, in rank order. */
 static bool
 add_lists(const py_group_call *call, PyObject *lists)
 {
@@ -170,8 +170,8 @@ add_lists(const py_group_call *call, PyObject *lists)
     return is_ok;
 }
 
-/* Add the tensors of the side's parameter. If another side (`before`) was added earlier, a list
- * must have as many tensors as that side, or as that side has per rank if it is a list of lists. */
+/* Add the tensors of the side's parameter. If `before` was added earlier, a list must have as many
+ * tensors as `before`, or if `before` is a list of lists, as each of these. */
 static bool
 add_row(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
@@ -219,7 +219,7 @@ add_side(const py_group_call *call, const side_row *row, py_side *side, size_t n
     return true;
 }
 
-/* Add tensors that are both inputs and outputs, or on some ranks only inputs or only outputs. */
+/* Add tensors that are inputs and outputs, or on some ranks only inputs or only outputs. */
 static bool
 add_in_place(const py_group_call *call, const operation *op, size_t ninputs, size_t noutputs)
 {
@@ -259,7 +259,7 @@ add_operands(const py_group_call *call, const operation *op)
                                                     add_side(call, &op->input, inputs, ninputs, &op->output);
 }
 
-/* Fail unless the tensor for all ranks is as large as the tensors of all ranks together. */
+/* Fail unless the tensor for all ranks is as large as one rank's tensor times the group size. */
 static bool
 check_together(const py_group_call *call, int together, size_t together_piece, int one, size_t one_piece)
 {
@@ -340,8 +340,8 @@ check_splits(const py_group_call *call, int value)
     return true;
 }
 
-/* Split the side's piece by the sizes in parameter number `value`, or evenly if the sizes are not
- * given or the list is empty. */
+/* Split the side's piece by the sizes in parameter number `value`. Split it evenly if this
+ * parameter is not given or is an empty list. */
 static bool
 set_splits(const py_group_call *call, int value, py_side *side, const char *label)
 {
@@ -374,8 +374,8 @@ set_splits(const py_group_call *call, int value, py_side *side, const char *labe
     return sum == nrows || raise_split_sum(call, value, label, sum, nrows);
 }
 
-/* Split the side's tensors into the ranks' parts if they hold parts for all ranks. `other` is the
- * opposite side. */
+/* Split the side's tensors into one part per rank, if the side's kind has parts for all ranks.
+ * `other` is the opposite side. */
 static bool
 cut_side(const py_group_call *call, const side_row *row, py_side *side, const side_row *other_row,
          const py_side *other)

@@ -111,10 +111,10 @@
 PY_OPERATION_LIST(PY_OPERATION_DECLARE)
 #undef PY_OPERATION_DECLARE
 
-/* Implement _core._operations(): return a tuple of the rows without signature and documentation. A
- * row is (name, collective, OpType, recorded, c10d's call, the call's former name, as_one,
- * parameters, number of required parameters, input, output). A side (input or output) is (kind,
- * parameter). */
+/* Implement _core._operations(): return a tuple of the table's rows without signature and
+ * documentation. A row is (name, collective, OpType, recorded, c10d's call, the call's former name,
+ * as_one, parameters, number of required parameters, input, output). A side (input or output) is
+ * (kind, parameter). */
 PyObject *py_group_list_operations(PyObject *module, PyObject *unused);
 
 #endif

@@ -32,8 +32,8 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
     return true;
 }
 
-/* Set *is_typed to true if both sides must have the same dtype. Buffers of bytes match any dtype.
- * `match_dtype` is the argument of a receive; NULL if not given. */
+/* Set *is_typed to true if sender and receiver must use the same dtype. Buffers of bytes match any
+ * dtype. `match_dtype` is the argument of a receive; NULL if not given. */
 static bool
 read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 {
@@ -71,8 +71,8 @@ post_transfer(const py_group_call *call, const void *target, const dd_call_optio
     return dd_group_p2p(call->group->group, &((const transfer *)target)->p2p, options, work, err);
 }
 
-/* Run a message with prepared operands. A small message that can be transferred immediately keeps
- * the GIL, so that this thread need not wait to retake the GIL. */
+/* Run a message with prepared operands. Keep the GIL for a small message that can be transferred
+ * immediately, so that this thread need not wait to retake the GIL. */
 static PyObject *
 run_prepared_message(py_group_call *call, const py_group_message *message)
 {
@@ -121,8 +121,8 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     if (!py_group_call_parse(&call, self, params, args, nargs, kwnames) || !py_group_call_begin(&call)) {
         return NULL;
     }
-    /* A receive also packs a staged tensor, so that a shorter message leaves the rest of the tensor
-     * unchanged. */
+    /* A receive also packs a staged tensor, so that a message shorter than the tensor leaves the
+     * rest of the tensor unchanged. */
     py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
         !read_tag(&call, call.values[2], &message.tag) ||

@@ -1,5 +1,5 @@
-/* A plan keeps everything that a start needs in a flight, like a call that does not wait. If the
- * plan is freed during a run, the operation keeps the flight. */
+/* A plan keeps everything that a start needs in a flight (work/work.h), like a call that does not
+ * wait. If the plan is freed during a run, the operation keeps the flight. */
 #include "python/group/plan.h"
 
 #include "core/fork.h"
@@ -13,18 +13,17 @@
 typedef struct py_plan {
     PY_OBJECT_HEAD;
     dd_coll coll; /* const after new */
-    /* `call` and `flight` are const after new while a thread holds the plan (plan_enter), and NULL
-     * once the plan has ended */
+    /* const after new while a thread holds the plan (plan_enter); NULL once the plan has ended */
     dd_prepared_call *call; /* owned */
     py_flight *flight;      /* owned; its work is the work of `call` */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
     bool is_closed;   /* no thread may enter; the last thread that holds the plan ends it */
     bool is_starting; /* a thread is starting the plan */
-    bool is_started;  /* the last start is unfinished (plan_finish_start) */
+    bool is_started;  /* the last start is unfinished: plan_finish_start has not run */
     uint64_t nstarts;
     dd_error previous; /* outcome of the previous start; valid while is_starting */
-    int nholders;      /* number of threads that hold the plan, and so may use `call` and `flight` */
+    int nholders;      /* number of threads that hold the plan and may use `call` and `flight` */
     int nbusy;         /* number of threads that are in start() or wait() */
     /* The field below is guarded by the flight's unpacking_mu. */
     uint64_t nunpacked; /* number of the last start whose outputs have been unpacked */
@@ -64,7 +63,7 @@ py_plan_make(py_group_call *call, const dd_coll_args *args)
     return (PyObject *)self;
 }
 
-/* Release the prepared call and the flight, immediately or when an unfinished run ends. */
+/* Release the prepared call and the flight: now, or when an unfinished run ends. */
 static void
 plan_end(py_plan *self)
 {
@@ -73,7 +72,7 @@ plan_end(py_plan *self)
     self->call = NULL;
     self->flight = NULL;
     if (call == NULL || flight->generation != dd_fork_generation()) {
-        return; /* the parent's plan: in this forked child, its locks may be held forever */
+        return; /* the parent's plan: in this forked child, the plan's locks may be held forever */
     }
     bool is_under_way = PY_WITHOUT_GIL(dd_prepared_destroy(call, py_flight_on_done, flight));
     if (!self->is_started) {
@@ -83,7 +82,7 @@ plan_end(py_plan *self)
     if (!is_under_way) {
         py_flight_on_done(flight->work, flight);
     }
-    py_flight_release(flight); /* the outputs are still filled when the run ends */
+    py_flight_release(flight); /* the flight's outputs are still filled when the run ends */
 }
 
 static void
@@ -139,8 +138,8 @@ plan_enter(py_plan *self)
     return is_open || raise_closed();
 }
 
-/* End this thread's hold of the plan. If the plan is closed, the last thread to leave ends it.
- * Keeps the current exception. */
+/* End this thread's hold of the plan. If the plan is closed, the last thread that leaves ends the
+ * plan. Keeps the current exception. */
 static void
 plan_leave(py_plan *self, bool is_busy)
 {
@@ -254,7 +253,7 @@ end_reservation(py_plan *self, bool is_started)
     plan_leave(self, true);
 }
 
-/* Start the plan. is_patient is true if the caller waits for the end next. */
+/* Start the plan. is_patient is true if the caller waits for the operation's end next. */
 static bool
 plan_begin(py_plan *self, bool is_patient)
 {
@@ -283,7 +282,7 @@ plan_start(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- waiting */
 
-/* Unpack the outputs of start number `nstart`, once even if several threads wait. */
+/* Unpack the outputs of start number `nstart`. Unpack only once, even if several threads wait. */
 static void
 plan_unpack_once(py_plan *self, uint64_t nstart)
 {
@@ -448,7 +447,7 @@ release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
     }
 }
 
-/* Reserve all plans for a start. If one cannot be reserved, reserve none and return false. */
+/* Reserve all plans for a start. If one plan cannot be reserved, reserve none and return false. */
 static bool
 take_all(PyObject *plans, dd_prepared_call **calls)
 {
@@ -463,7 +462,7 @@ take_all(PyObject *plans, dd_prepared_call **calls)
     return true;
 }
 
-/* Return the end of the run of consecutive plans from `begin` on that belong to one group. */
+/* Return the index after the last of the consecutive plans from `begin` on that share one group. */
 static Py_ssize_t
 end_of_group(PyObject *plans, Py_ssize_t begin)
 {
@@ -475,8 +474,8 @@ end_of_group(PyObject *plans, Py_ssize_t begin)
     return end;
 }
 
-/* Start the reserved plans and return how many have been started. Needs no GIL: no other thread
- * uses the tuple, or changes reserved plans. */
+/* Start the reserved plans and return the number of started plans. Needs no GIL, because no other
+ * thread uses the tuple or changes reserved plans. */
 static Py_ssize_t
 start_taken(PyObject *plans, dd_prepared_call *const *calls, dd_status *status, dd_error *err)
 {
@@ -569,7 +568,7 @@ plan_repr(PyObject *object)
 }
 
 static PyMethodDef plan_methods[] = {
-    /* Defined in addition to tp_call, because that slot shows no signature. */
+    /* __call__ is defined in addition to tp_call, because the tp_call slot shows no signature. */
     {"__call__", plan_run, METH_NOARGS | METH_COEXIST, "__call__($self, /)\n--\n\nstart() and wait()."},
     {"start", plan_start, METH_NOARGS,
      "start($self, /)\n--\n\nStarts the collective. Its place among the group's collectives is that of this call."},

@@ -17,15 +17,15 @@ typedef struct py_plan_description {
     int64_t timeout_ns;
     const py_operands *operands;
 } py_plan_description;
-/* Read the arguments of a Plan, and keep it alive until py_plan_end_description. Fail if the object
- * is not a Plan, or is closed. */
+/* Read the arguments of a Plan, and keep the Plan alive until py_plan_end_description. Fail if the
+ * object is not a Plan, or is closed. */
 bool py_plan_describe(const py_state *state, PyObject *plan, py_plan_description *description);
 void py_plan_end_description(PyObject *plan);
 
 extern PyType_Spec py_plan_spec;
 
-/* Module functions. start_all(plans) starts the plans in order, consecutive plans of one group
- * together; wait_all(plans) waits for each plan. */
+/* Module functions. start_all(plans) starts the plans in order; consecutive plans of one group
+ * start together. wait_all(plans) waits for each plan. */
 PyObject *py_plan_start_all(PyObject *module, PyObject *plans);
 PyObject *py_plan_wait_all(PyObject *module, PyObject *plans);
 

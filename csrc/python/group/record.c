@@ -1,4 +1,4 @@
-/* Coalescing and batches, mostly written in Python (dldist._backends.recorded_calls). */
+/* Coalescing and batches, written mostly in Python (dldist._backends.recorded_calls). */
 #include "python/base/object.h"
 #include "python/base/thread_values.h"
 #include "python/group/call.h"
@@ -40,7 +40,7 @@ py_group_call_record(py_group_call *call, PyObject **result)
     }
     const py_params *params = call->params;
     bool is_async = params->is_async;
-    /* async_op is the last parameter, the timeout the one before it */
+    /* async_op is the last parameter, and timeout the one before async_op */
     PyObject *flag = call->values[params->count - 1];
     bool is_ok =
         flag == NULL || py_params_flag(call->group->state, flag, &is_async, params->function, "async_op");

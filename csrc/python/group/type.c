@@ -57,7 +57,7 @@ const py_group_kind py_group_kind_cpu = {
     PY_GROUP_KIND_TABLE(cpu_kind),
 };
 
-/* Take ownership of a group of the core. Takes a new reference to the store, which may be NULL. */
+/* Take ownership of a group of the core, and a new reference to the store, which may be NULL. */
 static void
 cpu_group_take(py_group *self, dd_group *group, PyObject *store)
 {
@@ -91,7 +91,7 @@ earlier_of(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Return the store's timeout, or the group's timeout if that is shorter. */
+/* Return the store's timeout, or the group's timeout if the group's is shorter. */
 static int64_t
 default_connect_timeout_ns(const open_arguments *arguments, dd_store *store)
 {
@@ -111,7 +111,7 @@ cpu_group_open(py_group *self, dd_store *store, PyObject *store_object, open_arg
     dd_group *group = NULL;
     bool is_open = PY_GROUP_CALL(self->state, arguments->connect_timeout_ns, dd_group_open, engine, store,
                                  arguments->rank, arguments->size, &arguments->options, &group);
-    /* A signal handler may have raised, or another thread may have opened the group. */
+    /* Opening fails if a signal handler has raised, or another thread has opened the group. */
     if (!is_open || !py_group_claim(self, &py_group_kind_cpu)) {
         release_without_gil(group);
         return -1;
@@ -195,7 +195,7 @@ group_dealloc(PyObject *object)
 
 /* ---- splitting */
 
-/* Maximum number of ranks shown in a group's name. Groups of the core may have equal names. */
+/* Maximum number of ranks shown in a group's name. Several groups may have the same name. */
 #define MAX_NAMED_RANKS 8
 
 static PyObject *
@@ -209,7 +209,7 @@ cpu_group_split(py_group *self, const int *ranks, int count, const dd_group_opti
     dd_group *group = NULL;
     if (!PY_GROUP_CALL(self->state, options->timeout_ns, dd_group_split, self->group, ranks, count, 0,
                        options, &group)) {
-        release_without_gil(group); /* not NULL if a signal handler raised after the split */
+        release_without_gil(group); /* split, but a signal handler has raised */
         Py_DECREF(part);
         return NULL;
     }
@@ -271,7 +271,7 @@ close_now(py_group *self, int64_t timeout_ns)
     py_wait_init(&wait, self->state, timeout_ns, true);
     dd_status status = PY_WITHOUT_GIL(self->kind->close(self, &wait.wait, &err));
     if (self->nccl != NULL) {
-        /* if the group has failed, the other ranks have already been notified */
+        /* no report is lost: if the group has failed, the other ranks have already been notified */
         py_watch_remove_nccl(self);
     }
     py_completions_drain(self->state);
@@ -313,8 +313,8 @@ cpu_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t nargs
     return py_group_abort(self, reason, PY_GROUP_ABORT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Implement revoke(): fail unfinished operations with an error that names it. split() still
- * works. */
+/* Implement revoke(): fail unfinished operations with an error that names revoke(). The group can
+ * still be split. */
 static PyObject *
 group_revoke(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -408,8 +408,8 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     self->is_closed = true;
-    /* Leave an NcclGroup open: its communicators have ended, but the monitor must still report the
-     * reason of the abort. */
+    /* Do not close an NcclGroup: its communicators have ended, but the monitor must still report
+     * the reason of the abort. */
     if (self->nccl == NULL) {
         Py_XDECREF(close_now(self, 0));
         PyErr_Clear(); /* ignore an error of close(): the caller must see the first exception */
@@ -425,7 +425,7 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     {                                                                          \
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
     }
-/* The methods of a collective and of its plan. */
+/* The rows of a collective's method and of its plan_<name> method. */
 #define COLLECTIVE(name, coll, type, call, former, recorded, as_one, nrequired, parameters, input, output, \
                    signature, doc)                                                                         \
     METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),                                   \

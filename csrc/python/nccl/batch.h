@@ -1,5 +1,5 @@
 /* A batch: calls of one thread that become one operation, or one estimate of their duration. Only
- * this thread uses the batch. The list of batches is guarded by py_nccl_core.lock. */
+ * that thread uses the batch. The list of batches is guarded by py_nccl_core.lock. */
 #ifndef DD_PYTHON_NCCL_BATCH_H
 #define DD_PYTHON_NCCL_BATCH_H
 
@@ -29,7 +29,7 @@ dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, 
 
 /* Return the thread's batch that is an estimate, or NULL. */
 py_nccl_batch *py_nccl_estimate_find(py_nccl_core *core);
-/* Add a call to the estimate; if calls were coalesced, they are several items. Return None, or a
+/* Add a call to the estimate; coalesced calls are added as several items. Return None, or a
  * completed Work. Return NULL with an exception if NCCL cannot estimate such a call, or if out of
  * memory; the caller then still owns the flights. */
 PyObject *py_nccl_estimate_add(const py_group *group, py_nccl_batch *estimate, const py_nccl_item *items,

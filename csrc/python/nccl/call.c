@@ -51,12 +51,12 @@ typedef struct py_launch {
     const py_nccl_item *item; /* the first item, which has the flight and the record */
     py_flight *flight;        /* the item's flight */
     const char *label;
-    int64_t timeout_ns; /* negative for the group's timeout */
+    int64_t timeout_ns; /* negative means the group's timeout */
     bool is_async;
 } py_launch;
 
-/* Start the operation. Call without the GIL. Set *is_started to true if the operation has been
- * started, even if waiting for it fails. */
+/* Start the operation. Must be called without the GIL. Set *is_started to true if the operation has
+ * been started, even if waiting for it fails. */
 static dd_status
 launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
 {
@@ -68,7 +68,7 @@ launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error 
         return status;
     }
     launch->flight->work = &work->base;
-    /* includes the time added by add_ephemeral_timeout() */
+    /* the work's timeout includes the time added by add_ephemeral_timeout() */
     launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work);
     if (launch->is_async) {
         return DD_OK;
@@ -82,7 +82,7 @@ launch_start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error 
     return status;
 }
 
-/* Release the flight of a call that the host or its streams have waited for. */
+/* Release a call's flight after the host or the call's streams have waited for the operation. */
 static void
 launch_release(const py_launch *launch, dd_status status)
 {

@@ -4,7 +4,7 @@
 #include "python/base/thread_values.h"
 #include "python/nccl/nccl.h"
 
-/* Read a str or a number; None leaves the field unset. The text is borrowed from the object. */
+/* Read a configuration field, a str or a number; None leaves it unset. Texts are borrowed. */
 static bool
 config_value_read(PyObject *object, const char *field, const char *function, dd_nccl_config_value *value)
 {

@@ -35,7 +35,7 @@ make_work(const py_nccl_item *items, size_t nitems)
     return work;
 }
 
-/* Remove the streams of an item, because nothing runs that a stream must wait for. */
+/* Remove an item's streams: an estimate runs nothing that a stream would have to wait for. */
 static void
 clear_streams(const py_nccl_item *item)
 {

@@ -72,7 +72,7 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
     }
     core->is_bound = parent->nccl->is_bound;
     core->is_blocking_wait = parent->nccl->is_blocking_wait;
-    /* true for an object of _host_view(), which shares the parent's group */
+    /* if the object shares the parent's group, it is from _host_view() and accepts host memory */
     core->is_host_taken = group == parent->nccl->group;
     self->store = Py_XNewRef(store);
     py_nccl_group_take(self, parent->kind, core);

@@ -201,7 +201,7 @@ PY_NCCL_PLAIN_METHOD(properties)
 
 /* ---- buffers */
 
-/* Read an address with a number of bytes, or a tensor, which the caller must keep alive. */
+/* Read the memory to register: an address and a number of bytes, or a tensor to keep alive. */
 static bool
 read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, void **data, size_t *nbytes)
 {
@@ -254,7 +254,7 @@ PY_NCCL_METHOD(register)
     void *registration = NULL;
     bool is_ok = PY_GROUP_CALL(group->state, dd_nccl_group_get_timeout_ns(group->nccl->group),
                                dd_nccl_comm_register, comm, data, nbytes, is_window, &registration);
-    if (!is_ok) { /* may be registered, if a signal handler raised */
+    if (!is_ok) { /* if a signal handler raised, the memory may be registered */
         (void)!PY_WITHOUT_GIL(dd_nccl_comm_deregister(comm, registration, is_window, NULL));
     }
     py_nccl_comm_release(comm);
@@ -274,7 +274,7 @@ PY_NCCL_METHOD(deregister)
     void *registration = (void *)(intptr_t)number;
     dd_nccl_comm *comm = registration != NULL ? find_group_comm(group, "deregister") : NULL;
     if (comm == NULL) {
-        /* no exception: NULL is a valid registration as a window, and needs no call */
+        /* no exception: NULL is a valid registration of a window, and needs no deregistration */
         return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL;
     }
     bool is_done = PY_GROUP_TRY(group->state, dd_nccl_comm_deregister, comm, registration, is_window);

@@ -121,7 +121,7 @@ wrap(py_group *self, const child_group *child, int rank, dd_nccl_comm *comm)
     return py_nccl_group_wrap(self, group, &child->options, recorded, child->device, store_object);
 }
 
-/* Return a color like torch's: non-negative, and equal on all ranks that pass the same list. */
+/* Return a color like torch's: non-negative, and equal on all ranks that pass the same ranks. */
 static int
 color_of(const child_group *child)
 {
@@ -150,7 +150,7 @@ split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl
                                  &child->options.config, part, NULL);
     py_nccl_comm_release(comm);
     if (!is_made) {
-        py_nccl_comm_release(*part); /* NULL, or created although a signal handler raised */
+        py_nccl_comm_release(*part); /* NULL, or a new communicator if a signal handler raised */
     }
     return is_made;
 }
@@ -210,7 +210,7 @@ PY_NCCL_METHOD(skip_split)
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Set the new group's ranks to the remaining ranks. Returns false with an exception on failure. */
+/* Set the new group's ranks to those not excluded. Return false with an exception on failure. */
 static bool
 keep_other_ranks(const py_group *self, const dd_nccl_exclusion *excluded, child_group *child)
 {
@@ -228,7 +228,7 @@ keep_other_ranks(const py_group *self, const dd_nccl_exclusion *excluded, child_
 }
 
 /* Shrink the communicator. For an abort, retire the group first, because the device reports a stuck
- * operation as successful once NCCL has released it. */
+ * operation as successful once NCCL has released the operation. */
 static dd_status
 retire_and_shrink(const py_group *self, dd_nccl_comm *parent, const dd_nccl_exclusion *excluded,
                   const dd_nccl_config *config, dd_nccl_comm **comm, const dd_wait *wait, dd_error *err)
@@ -261,7 +261,7 @@ shrink(py_group *self, child_group *child, const dd_nccl_exclusion *excluded)
                                  excluded, &child->options.config, &comm);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* NULL, or created although a signal handler raised */
+        py_nccl_comm_release(comm); /* NULL, or a new communicator if a signal handler raised */
         return NULL;
     }
     return wrap(self, child, rank, comm);
@@ -316,7 +316,7 @@ PY_NCCL_PLAIN_METHOD(grow_id)
 typedef struct grow_args {
     dd_nccl_unique_id id;
     bool has_id;
-    /* this process is a member of the growing group; if false, it joins as `rank` */
+    /* true if this process is a member of the growing group; false if it joins as `rank` */
     bool is_member;
     int rank;
 } grow_args;
@@ -361,7 +361,7 @@ child_grow(py_group *self, const child_group *child, const grow_args *how)
                                  how->has_id ? &how->id : NULL, &comm, NULL);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* NULL, or created although a signal handler raised */
+        py_nccl_comm_release(comm); /* NULL, or a new communicator if a signal handler raised */
         return NULL;
     }
     return wrap(self, child, how->rank, comm);

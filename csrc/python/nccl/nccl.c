@@ -24,7 +24,7 @@ typedef struct load_arguments {
     dd_dylib_search search;
     const char *cuda_path;
     dd_nccl_watchdog_options watchdog;
-    const char *psk; /* pre-shared key of NCCL's connections, or NULL if not encrypted */
+    const char *psk; /* pre-shared key of NCCL's connections; NULL if they are not encrypted */
     int64_t psk_print;
 } load_arguments;
 

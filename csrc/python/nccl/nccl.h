@@ -32,9 +32,9 @@ void py_nccl_destroy(py_state *state);
 /* _nccl_allocator(): return the addresses of C functions for ncclMemAlloc and ncclMemFree. */
 PyObject *py_nccl_allocator(PyObject *module, PyObject *unused);
 void py_nccl_allocator_end(void); /* makes the allocator's functions fail from now on */
-/* Release a communicator without the GIL; `comm` may be NULL. Call with the GIL held. */
+/* Release a communicator without the GIL; `comm` may be NULL. Must be called with the GIL held. */
 void py_nccl_comm_release(dd_nccl_comm *comm);
-/* Make the watchdog poll more often, because a callback is pending. */
+/* Make the watchdog poll more often; for operations that a callback waits for. */
 void py_nccl_hurry(py_state *state);
 
 /* Allocate memory by ncclMemAlloc; *data is NULL for 0 bytes. May be called on any thread. */
@@ -53,7 +53,7 @@ typedef struct py_nccl_item {
 } py_nccl_item;
 
 /* A thread's calls between start_coalescing and end_coalescing, or of an estimate; see batch.h.
- * Only that thread uses it, except for the first two fields. */
+ * Only that thread uses the fields below `thread`. */
 typedef struct py_nccl_batch {
     struct py_nccl_batch *next; /* guarded by py_nccl_core.lock */
     unsigned long thread;       /* const: the ID of the thread */
@@ -102,10 +102,10 @@ extern PyType_Spec py_nccl_array_spec;
 /* NcclGroup.empty: create an array of memory from ncclMemAlloc on the group's device. */
 PyObject *py_nccl_group_empty(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-/* Methods in nccl/group_comm.c and nccl/group_comm_make.c. */
+/* Methods defined in nccl/group_comm.c and nccl/group_comm_make.c. */
 #define PY_NCCL_METHOD(name) \
     PyObject *py_nccl_group_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-/* A method without arguments. */
+/* Declare a method without arguments. */
 #define PY_NCCL_PLAIN_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *Py_UNUSED(unused))
 PY_NCCL_METHOD(connect);
 PY_NCCL_METHOD(split);
@@ -131,9 +131,9 @@ py_nccl_core *py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_opti
                                   dd_recorder_group *recorded, int device);
 /* Attach the core and its group to the object, which takes ownership of both. */
 void py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core);
-/* Release a group of the core library without the GIL. Call with the GIL held. */
+/* Release a group of the core library, without the GIL. Must be called with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);
-/* Create a group object derived from `parent`. It takes ownership of `group`. If this fails,
+/* Create a group object derived from `parent`. The object takes ownership of `group`. On failure,
  * `group` is released and NULL returned with an exception. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
                              const dd_nccl_group_options *options, dd_recorder_group *recorded, int device,
@@ -151,13 +151,13 @@ PyObject *py_nccl_swap_coll_config(PyObject *module, PyObject *capsule);
 bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
                               const dd_nccl_abi_coll_config **config);
 
-/* ---- calls, as for a Group (group/call.c) */
+/* ---- running calls, like py_group_call_run (group/call.c) */
 
 /* Prepare the flight's operands for tensors on devices. */
 void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);
-/* Run a one-sided call and end it. If is_ok is false, an earlier step failed: only end it. */
+/* Run a one-sided call and end it. If is_ok is false, an earlier step failed: only end the call. */
 PyObject *py_nccl_call_run_one_sided(py_group_call *call, const dd_nccl_op *op, bool is_ok);
 
 PyObject *py_nccl_group_start_coalescing(PyObject *self, PyObject *unused);
@@ -167,7 +167,7 @@ PyObject *py_nccl_group_start_estimate(PyObject *self, PyObject *unused);
 PyObject *py_nccl_group_end_estimate(PyObject *self, PyObject *unused);
 PyObject *py_nccl_group_drop_estimate(PyObject *self, PyObject *unused);
 PY_NCCL_METHOD(barrier);
-/* Destroy the batches that threads have not ended, when the group is freed. */
+/* Destroy the batches that threads have not ended. Called when the group is freed. */
 void py_nccl_batches_destroy(py_nccl_core *core);
 
 #endif

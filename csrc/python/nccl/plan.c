@@ -75,7 +75,7 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
     plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
     void *own;
     if (scope->is_blocking) {
-        /* Producers whose own stream is unknown have ordered their work before the stream `own`. */
+        /* Libraries whose own stream is unknown have ordered their work before the stream `own`. */
         if (!scope->find_stream(scope->ctx, scope->device, &own)) {
             return false;
         }
@@ -168,7 +168,7 @@ flat_view(const py_piece *piece)
     view.data = piece->flat;
     view.is_readonly = false;
     view.is_contiguous = true;
-    /* the strides cannot overflow, since the tensor's own strides fit */
+    /* the strides cannot overflow, because the tensor's own strides do not */
     py_tensor_set_row_major(&view);
     return view;
 }

@@ -11,14 +11,14 @@ typedef struct py_nccl_plan {
     dd_nccl_op *ops; /* points to `first_op`, or to an owned array */
     /* owned array, or NULL: copies before the operation, then copies after it */
     dd_nccl_copy *copies;
-    /* owned array of scratch allocations, or NULL; the call takes ownership of these */
+    /* owned array of scratch allocations, or NULL; the call takes ownership of the allocations */
     void **scratch;
     bool is_blocking;       /* the host must wait for the operation's end */
-    bool is_stream_ordered; /* as py_device_scope.is_stream_ordered */
+    bool is_stream_ordered; /* see py_device_scope.is_stream_ordered */
     /* points to `first_streams`, or to an owned array; without duplicates */
     dd_cuda_stream *streams;
     dd_nccl_op first_op;
-    dd_cuda_stream first_streams[PY_MAX_STREAMS + 1]; /* enough for one item */
+    dd_cuda_stream first_streams[PY_MAX_STREAMS + 1]; /* enough for the streams of one item */
 } py_nccl_plan;
 
 /* Prepare the plan's call, except for timeout and callback. May release the GIL. On failure return

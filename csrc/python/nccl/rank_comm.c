@@ -8,7 +8,7 @@ typedef struct py_nccl_rank_comm {
     int device;          /* const */
 } py_nccl_rank_comm;
 
-/* Destroy the communicator even if other holders have references: an abort handle can then no
+/* Destroy the communicator even if abort handles hold references to it: an abort handle can then no
  * longer abort anything. */
 static void
 destroy_comm(void *comm)
@@ -93,7 +93,7 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
     dd_nccl_comm *comm = NULL;
     if (!PY_GROUP_CALL(state, timeout_ns, dd_nccl_comm_init, &spec, &id, 1, &comm, NULL)) {
-        py_nccl_comm_release(comm); /* NULL, or created although a signal handler raised */
+        py_nccl_comm_release(comm); /* NULL, or a new communicator if a signal handler raised */
         return NULL;
     }
     return py_nccl_rank_comm_create(state, comm);

@@ -24,9 +24,9 @@ extern PyType_Spec py_nccl_abort_handle_spec;
 
 /* ---- handles kept by calls */
 
-/* The base of objects that own communicators, their `handle`. If calls are unfinished, close()
- * leaves the destruction of the handle to the last of these calls. A call may hang in NCCL until
- * the communicators are aborted. */
+/* The base of objects whose `handle` stands for the communicators that they own. If calls are
+ * unfinished, close() leaves the destruction of the handle to the last of these calls. A call may
+ * hang in NCCL until the communicators are aborted. */
 typedef struct py_nccl_handle {
     PY_OBJECT_HEAD;
     py_lock lock;
@@ -68,7 +68,7 @@ void py_nccl_handle_dealloc(PyObject *object);
 
 /* ---- objects */
 
-/* Return a copy of the object's ID. */
+/* Return a copy of the object's unique ID. */
 dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
 /* Create an object that takes ownership of the communicator. */
 PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
@@ -99,7 +99,7 @@ typedef struct py_nccl_team_coll {
     bool has_op;
     bool has_root;
     bool has_outputs; /* the call takes a list of outputs in addition to the list of inputs */
-    /* the input has a block for each rank (reduce_scatter), or else the output (all_gather) */
+    /* true: the input has a block per rank (reduce_scatter); false: the output has (all_gather) */
     bool is_input_wide;
 } py_nccl_team_coll;
 
@@ -115,7 +115,7 @@ typedef struct py_nccl_team_target {
     const int *devices; /* device of each tensor; NULL if all are on `device` */
     int device;
     void *ctx;
-    /* Run the call's items. Called without the GIL. */
+    /* Run the call's items. Must be called without the GIL. */
     dd_status (*run)(void *ctx, const py_nccl_team_call *call, const dd_wait *wait, dd_error *err);
 } py_nccl_team_target;
 

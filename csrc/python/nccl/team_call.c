@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Return the caller's stream: producers whose own stream is unknown order their work before it. */
+/* Return the caller's stream: libraries with an unknown stream order their work before this one. */
 static bool
 get_call_stream(void *ctx, int Py_UNUSED(device), void **stream)
 {
@@ -139,7 +139,7 @@ allocate_items(py_nccl_team_call *call, size_t count)
     return call->items != NULL;
 }
 
-/* Fill in an item from its input and its output, which are the same piece for an in-place call. */
+/* Fill in an item from its input piece and its output piece; in place, both are the same piece. */
 static bool
 set_item(py_nccl_team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
          const py_piece *recv)
@@ -187,7 +187,7 @@ check_counts(const py_nccl_team_call *call, const py_nccl_team_coll *coll, const
     return false;
 }
 
-/* Create n items from n outputs and n inputs, or from n tensors that are both. */
+/* Create n items from n outputs and n inputs, or from n tensors that are both input and output. */
 static bool
 make_items(py_nccl_team_call *call, const py_nccl_team_coll *coll, const dd_nccl_lib *lib, int size)
 {

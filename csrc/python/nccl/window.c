@@ -99,7 +99,7 @@ nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
     return py_tensor_traverse(&self->memory, visit, arg);
 }
 
-/* Warn if the window is open: NCCL keeps it and its address until the communicator ends. */
+/* Warn if the window is open: NCCL keeps an open window until the communicator ends. */
 static void
 warn_if_open(const py_nccl_window *self)
 {

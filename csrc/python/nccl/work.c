@@ -1,5 +1,5 @@
 /* dldist.NcclWork: a Work whose operation is on a device. wait() makes the streams of the tensors'
- * libraries wait, not the host. If the host must wait, wait() blocks like a Work's. */
+ * libraries wait, not the host. If the host must wait, wait() blocks like Work.wait(). */
 #include "python/base/error.h"
 #include "python/nccl/nccl.h"
 #include "python/work/flight.h"

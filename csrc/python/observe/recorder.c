@@ -27,7 +27,7 @@ read_folder(py_recorder *self)
             self->folder[self->folder_len] = '\0';
         }
     }
-    PyErr_Clear(); /* if the package has no file, frames of its code are shown */
+    PyErr_Clear(); /* frames of a package without a file are shown */
     Py_XDECREF(file);
     Py_XDECREF(package);
     return slash == NULL || self->folder != NULL;
@@ -81,7 +81,7 @@ recorder_create(py_state *state)
     return self;
 }
 
-/* Return false for no recorder, or for one inherited through a fork: a child must not use its
+/* Return true if there is a recorder and this process created it: a forked child must not use its
  * parent's recorder. */
 static bool
 is_of_process(const py_recorder *self)

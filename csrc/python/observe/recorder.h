@@ -34,8 +34,8 @@ typedef struct py_record {
 /* Fill in the record of a collective with prepared operands. Returns NULL if recording is off. */
 dd_record_call *py_record_collective(py_record *record, py_state *state, dd_coll coll,
                                      const py_operands *operands);
-/* Like py_recorder_stack, for a collective with a cached form (group/form.h), which needs no record
- * of its own. Return 0 if recording is off. */
+/* Like py_recorder_stack, for a collective whose cached form (group/form.h) has the rest of its
+ * record. Return 0 if recording is off. */
 uint32_t py_record_stack(py_state *state);
 /* Fill in the record of a message, whose tensor is operand 0. Return NULL if recording is off. */
 dd_record_call *py_record_message(py_record *record, py_state *state, const py_operands *operands,

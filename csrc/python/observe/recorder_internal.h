@@ -6,7 +6,7 @@
 /* A code object that was seen in a stack. */
 typedef struct seen_code {
     PyObject *code; /* owned; its address is a key of the call sites; NULL if the entry is free */
-    bool is_hidden; /* belongs to the dldist package */
+    bool is_hidden; /* the code belongs to the dldist package */
 } seen_code;
 
 /* A recently seen stack: its frames, innermost first. */
@@ -29,7 +29,7 @@ typedef struct frame_field {
 struct py_recorder {
     uint64_t generation;   /* const: fork generation in which the recorder was created */
     dd_recorder *recorder; /* const */
-    int max_frames;        /* const: number of frames shown of a stack; 0 to record no stacks */
+    int max_frames;        /* const: maximum frames of a recorded stack; 0 to record no stacks */
     /* const: the dldist package's folder, with a slash at the end; frames of its code are hidden */
     char *folder;
     size_t folder_len;
@@ -42,7 +42,7 @@ struct py_recorder {
     seen_stack *stacks; /* hash table with the two innermost frames as key */
 };
 
-/* Return the recorder of this process or of its parent, or NULL if there is none. */
+/* Return this process's recorder, or the one inherited from its parent; NULL if there is none. */
 static inline py_recorder *
 py_recorder_current(const py_state *state)
 {

@@ -12,7 +12,7 @@
 
 #define CODE_BUCKETS 16384 /* must be a power of two */
 #define MAX_CODES (CODE_BUCKETS / 2)
-#define STACK_BITS 8 /* 256 recent stacks, found without looking up all their code objects */
+#define STACK_BITS 8 /* log2 of the number of recent stacks that are kept */
 #define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
 #define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
@@ -62,7 +62,7 @@ py_recorder_fini_stacks(py_recorder *self)
     dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
-/* Return the code's entry, or the free entry for new code; the table always has a free one. */
+/* Return the code's entry, or for new code a free entry; the table always has a free entry. */
 static seen_code *
 find_code_locked(const py_recorder *self, const PyObject *code)
 {
@@ -89,8 +89,8 @@ code_text(PyObject *code, const char *attribute, PyObject **object)
 
 typedef enum code_kind {
     CODE_SHOWN,
-    CODE_HIDDEN,  /* belongs to the dldist package */
-    CODE_UNKNOWN, /* not in the table */
+    CODE_HIDDEN,  /* the code belongs to the dldist package */
+    CODE_UNKNOWN, /* the code is not in the table */
 } code_kind;
 
 static code_kind
@@ -165,7 +165,7 @@ cursor_at(const py_recorder *self, PyFrameObject *frame)
         return (frame_cursor){.frame = NULL};
     }
     PyObject *code = (PyObject *)PyFrame_GetCode(frame);
-    Py_DECREF(code); /* the frame holds a reference */
+    Py_DECREF(code); /* the frame holds a reference to the code */
     return (frame_cursor){
         .frame = frame,
         .key = {.code = (uintptr_t)code, .instruction = read_instruction(self, frame)},
@@ -176,7 +176,7 @@ static frame_cursor
 caller_of(const py_recorder *self, frame_cursor cursor)
 {
     PyObject *back = frame_field_read(&self->back, cursor.frame);
-    Py_XDECREF(back); /* the running frame holds a reference */
+    Py_XDECREF(back); /* the running frame holds a reference to its caller */
     if (back == NULL || back == Py_None) {
         PyErr_Clear(); /* if out of memory, CPython returns None with an exception */
         return (frame_cursor){.frame = NULL};
@@ -192,7 +192,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     for (; cursor.frame != NULL; cursor = caller_of(self, cursor)) {
         code_kind kind = find_or_add_code(self, (PyObject *)cursor.key.code);
         if (kind == CODE_UNKNOWN) {
-            break; /* the table is full */
+            break; /* the table of code objects is full */
         }
         frames[stack->nframes] = cursor.frame;
         stack->keys[stack->nframes++] = cursor.key;
@@ -242,7 +242,7 @@ is_same_site(dd_call_site_key a, dd_call_site_key b)
     return a.code == b.code && a.instruction == b.instruction;
 }
 
-/* Return the entry for stacks with these two innermost frames. It holds the latest such stack. */
+/* Return the entry for stacks with these two innermost frames, which holds the latest of them. */
 static seen_stack *
 seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
@@ -251,7 +251,7 @@ seen_slot(const py_recorder *self, dd_call_site_key inner, dd_call_site_key oute
     return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
 }
 
-/* Return true if `cursor` and its callers match all of `stack` without its innermost frame. */
+/* Return true if `cursor` and its callers equal the frames of `stack` after the innermost. */
 static bool
 has_outer_frames(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
 {

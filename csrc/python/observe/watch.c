@@ -44,7 +44,7 @@ static atomic_int signalled_pid;
 
 /* ---- callbacks of the monitor */
 
-/* Take and release the GIL. An interpreter that is shutting down counts as one that answers. */
+/* Wait until Python answers by taking the GIL. A Python that shuts down counts as answering. */
 static void
 await_gil(void)
 {

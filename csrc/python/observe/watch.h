@@ -6,7 +6,7 @@
 #include "python/group/group.h"
 #include "watch/monitor.h"
 
-/* ---- functions for groups: call with the GIL held; they release it while they wait */
+/* ---- functions for groups: must be called with the GIL, which they release while they wait */
 
 /* Add an open group to the monitor, and start the monitor if needed. `extra` defines how the
  * monitor can fail the group; extra->release is always called when the member is no longer needed.

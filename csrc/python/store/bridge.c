@@ -8,7 +8,7 @@ typedef struct py_bridge {
     dd_store head;
     py_state *state;  /* borrowed; kept alive by `object` */
     PyObject *object; /* const after open; owned */
-    bool is_generic;  /* const after open: see py_bridge_open_generic */
+    bool is_generic;  /* const after open: created by py_bridge_open_generic */
 } py_bridge;
 
 /* One operation. The thread holds the GIL from bridge_enter to bridge_leave. */
@@ -19,7 +19,7 @@ typedef struct bridge_call {
     PyGILState_STATE gil;
 } bridge_call;
 
-/* Begin an operation. It needs no gate: all callers are threads that Python started. */
+/* Begin an operation. No gate (base/gate.h) is needed, because Python started the thread. */
 static bridge_call
 bridge_enter(dd_store *store, const char *method, const dd_wait *wait)
 {
@@ -181,7 +181,7 @@ is_timed(const dd_wait *wait)
 }
 
 /* Return the timeout for a method as a timedelta, or NULL with an exception. The first method of a
- * call gets the caller's timeout unchanged, later ones get the remaining time. */
+ * call gets the caller's timeout unchanged, later methods get the remaining time. */
 static PyObject *
 time_left(const bridge_call *call)
 {

@@ -37,7 +37,7 @@ const py_store_op py_store_ops[] = {
 /* clang-format on */
 
 /* A call's request and the objects that the request borrows. The struct must be zeroed first,
- * because arguments_fini relies on it. */
+ * because arguments_fini relies on zeroed fields. */
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[MAX_ARGS];
@@ -72,7 +72,7 @@ take_keys(arguments *taken, PyObject *object, const char *function, const char *
     return true;
 }
 
-/* Read the values of multi_set. The keys must have been read before. */
+/* Read the values of multi_set. Must be called after the keys have been read. */
 static bool
 take_values(arguments *taken, PyObject *object, const char *function, const char *name)
 {

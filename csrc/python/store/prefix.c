@@ -55,15 +55,15 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (open_view(&self->base, prefix, underlying) < 0) {
         return -1;
     }
-    self->prefix = Py_NewRef(prefix); /* only the __init__ that opened the store gets here */
+    self->prefix = Py_NewRef(prefix); /* only the __init__ that opened the store reaches this */
     (void)PY_ONCE_SET(&self->underlying, Py_NewRef(underlying));
     return 0;
 }
 
-/* Return the object of the bridge that this store is a view of (borrowed), or NULL if other
- * references to the bridge exist. If there are none, this store is the object's only user, and the
- * garbage collector may count the reference. Without that, a Python store that keeps a PrefixStore
- * of itself would never be freed. */
+/* Return the object of the bridge that this store is a view of (borrowed). Return NULL if other
+ * references to the bridge exist: the garbage collector may count the bridge's reference to the
+ * object only if this store is its only user. A Python store that keeps a PrefixStore of itself can
+ * thus be freed. */
 static PyObject *
 object_of_own_bridge(const py_prefix_store *self)
 {

@@ -29,8 +29,8 @@ bool py_store_acquire_if_any(py_state *state, PyObject *object, const char *func
                              dd_store **store);
 
 /* Return the built-in type that a class is, or derives from (borrowed). Set *kind to the type's
- * name, as in py_store.kind. For a class that derives only from Store, return Store and set
- * NULL. */
+ * name, as in py_store.kind. For a class that derives only from Store, return Store and set *kind
+ * to NULL. */
 PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
 /* Return the object's store, or NULL if it is not open or its class is written in Python. */
@@ -63,16 +63,16 @@ typedef struct py_call {
     dd_error err;
 } py_call;
 
-/* The effect of a method that a class written in Python does not override. The messages are
- * torch's. The exception is NotImplementedError, a RuntimeError, as in torch. */
+/* The effect of calling a method that a class written in Python does not override. Exceptions are
+ * NotImplementedError, a subclass of RuntimeError, with torch's messages. */
 typedef enum py_unbound {
-    PY_UNBOUND_NOT_IMPLEMENTED, /* "Not implemented." */
-    PY_UNBOUND_PURE_VIRTUAL,    /* "Tried to call pure virtual function" */
+    PY_UNBOUND_NOT_IMPLEMENTED, /* raises "Not implemented." */
+    PY_UNBOUND_PURE_VIRTUAL,    /* raises "Tried to call pure virtual function" */
     PY_UNBOUND_NOT_SUPPORTED,
     PY_UNBOUND_GENERIC, /* run the operation's generic form, which calls other methods */
 } py_unbound;
 
-/* A store operation as a Python method. The bridge uses the same rows to call the methods. */
+/* A store operation as a Python method. A bridge calls the methods by the same rows. */
 typedef struct py_store_op {
     /* The kind of each parameter: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values,
      * 'n' the number, 's' the number as a size (at least 1), 'b' the number as a bool (True by
@@ -87,17 +87,17 @@ typedef struct py_store_op {
 extern const py_store_op py_store_ops[]; /* indexed by dd_store_op */
 
 /* Begin a call. If `timeout` is NULL or None, the store's timeout applies. On failure return false
- * with an exception; py_call_end must not be called then. */
+ * with an exception; py_call_end must then not be called. */
 bool py_call_begin(py_call *call, py_store *self, const char *function, py_unbound unbound,
                    PyObject *timeout);
-/* End a call. Returns true if it succeeded, false with an exception otherwise. */
+/* End a call. Return true if the call succeeded, otherwise false with an exception. */
 bool py_call_end(py_call *call);
 
 void py_store_dealloc(PyObject *self);
-/* Release the store, which may be NULL, without the GIL. Call with the GIL held. */
+/* Release the store, which may be NULL, without the GIL. Must be called with the GIL held. */
 void py_store_drop(dd_store *store);
 
-/* Implement Store.clone. Also called by kinds that copy more fields. */
+/* Implement Store.clone. Store types that copy more fields call this function first. */
 PyObject *py_store_clone(PyObject *self, PyObject *unused);
 
 extern PyMethodDef py_store_methods[];

@@ -14,7 +14,7 @@ typedef struct py_tcp_store {
 
 /* The arguments of __init__, converted to the core's options. */
 typedef struct tcp_store_arguments {
-    /* the argument, or NULL; take_secret replaces it by owned bytes for `options` */
+    /* the argument `secret`, or NULL; take_secret replaces it by owned bytes for `options` */
     PyObject *secret;
     bool is_master;
     bool is_multi_tenant;
@@ -101,7 +101,7 @@ take_limits(tcp_store_arguments *arguments)
     return true;
 }
 
-/* Copy the given secret, or the environment's, because neither may be read without the GIL. */
+/* Copy the secret, from the argument or the environment: neither may be read without the GIL. */
 static bool
 take_secret(tcp_store_arguments *arguments)
 {
@@ -159,7 +159,7 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
            take_limits(arguments) && take_encryption(arguments) && take_secret(arguments);
 }
 
-/* Open the client. On the master, first open the server. Call without the GIL. */
+/* Open the client; on the master, open the server before. Must be called without the GIL. */
 static dd_status
 open_store(const void *given, dd_store **store, const dd_wait *wait, dd_error *err)
 {

@@ -5,12 +5,12 @@
 #include "python/base/params.h"
 #include "python/tensor/tensor.h"
 
-/* Smaller transfers take less time than releasing and retaking the GIL. */
+/* Smaller transfers keep the GIL, because releasing and retaking the GIL would take longer. */
 #define GIL_RELEASE_MIN_BYTES ((size_t)32768)
 
 typedef struct tensor_transfer tensor_transfer;
 
-/* Copy, convert or reduce `src` into `dst`. `src` has as many elements as `dst`, in row-major
+/* Copy, convert or reduce `src` into `dst`. `src` must have as many elements as `dst`, in row-major
  * order. Return false if memory runs out. */
 typedef bool transfer_fn(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype src_dtype);
 
@@ -21,7 +21,7 @@ struct tensor_transfer {
     const char *src;
     transfer_fn *run;
     bool (*is_supported)(const tensor_transfer *t, dd_dtype dst, dd_dtype src);
-    dd_redop op; /* only used by run_reduce */
+    dd_redop op; /* the reduction; only used by run_reduce */
 };
 
 static bool
@@ -67,7 +67,7 @@ is_reducible(const tensor_transfer *t, dd_dtype dst, dd_dtype src)
     return dst == src && dd_reduce_is_supported(dst, t->op);
 }
 
-/* AVG and PREMUL_SUM only add: the holder of the complete sum divides or multiplies it once. */
+/* For AVG and PREMUL_SUM, only add: the rank with the complete sum divides or multiplies once. */
 static void
 transfer_reduce(const tensor_transfer *t, dd_dtype dtype, void *result, const void *src, size_t count)
 {

@@ -10,11 +10,11 @@
 /* DLPack's number for the legacy default stream. */
 #define DEFAULT_STREAM ((void *)1)
 
-/* Functions that query the streams of libraries, and the streams that threads have set. */
+/* Functions that query the current streams of libraries, and the streams that threads have set. */
 struct py_devices {
     PyObject *torch_stream;     /* once: torch._C._cuda_getCurrentRawStream; NULL until found */
     PyObject *cupy_stream;      /* once: cupy.cuda.get_current_stream */
-    PyObject *explicit_streams; /* values of threads (base/thread_values.h) */
+    PyObject *explicit_streams; /* stream that each thread has set (base/thread_values.h) */
 };
 
 /* Return the state's py_devices, and create it if needed. */
@@ -83,7 +83,7 @@ to_handle(PyObject *number, void **handle)
     return *handle != NULL || PyErr_Occurred() == NULL;
 }
 
-/* Return 1 if this thread has set a stream, 0 if not, -1 with an exception. */
+/* Return 1 with the handle if this thread has set a stream, 0 if not, -1 with an exception. */
 static int
 query_explicit(const py_state *state, void **handle)
 {
@@ -291,7 +291,7 @@ query_device(const py_argument *argument, int *device)
         PyErr_Clear(); /* only NumPy and similar libraries lack __dlpack_device__ */
         return 0;
     }
-    PyObject *pair = PySequence_Tuple(answer); /* if it is a tuple, this is no copy */
+    PyObject *pair = PySequence_Tuple(answer); /* does not copy a tuple */
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
@@ -441,7 +441,7 @@ call_protocol(PyObject *object)
 static PyObject *
 find_handle(PyObject *object)
 {
-    /* the attributes of torch's and of CuPy's streams */
+    /* the attributes with the handle of a torch stream and of a CuPy stream */
     static const char *const attributes[] = {"cuda_stream", "ptr"};
     PyObject *handle = PyLong_Check(object) ? Py_NewRef(object) : call_protocol(object);
     for (size_t i = 0; handle == NULL && i < sizeof attributes / sizeof attributes[0]; i++) {

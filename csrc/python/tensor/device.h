@@ -21,9 +21,9 @@
 #define PY_MAX_STREAMS 6
 
 typedef enum py_stream_kind {
-    PY_STREAM_EXPLICIT, /* set by dldist.nccl.stream() on this thread */
+    PY_STREAM_EXPLICIT, /* the stream set by dldist.nccl.stream() on this thread */
     PY_STREAM_DEFAULT,  /* the device's default stream, for dldist's own memory */
-    PY_STREAM_EXCHANGE, /* from the DLPack exchange API of the tensor's type */
+    PY_STREAM_EXCHANGE, /* the stream from the DLPack exchange API of the tensor's type */
     PY_STREAM_TORCH,
     PY_STREAM_CUPY,
 } py_stream_kind;
@@ -37,14 +37,14 @@ typedef struct py_stream {
 /* The devices and streams of the tensors of one call. */
 typedef struct py_device_scope {
     py_state *state; /* NULL if only host memory is accepted; all other fields are then unused */
-    /* Finds the stream before which a producer orders its work if the producer's own stream is
-     * unknown. If find_stream is NULL, that is the default stream. */
+    /* Find the stream before which a library must order its work if the library's own stream is
+     * unknown. If find_stream is NULL, this is the default stream. */
     bool (*find_stream)(void *ctx, int device, void **stream);
     void *ctx;
     int device;         /* the device of all tensors; PY_NO_DEVICE before the first */
     bool is_host_taken; /* host memory is also accepted, and staged */
     bool has_host;      /* a tensor was in host memory */
-    /* a producer's stream is unknown, so the host must wait for the operation's end */
+    /* the stream of a tensor's library is unknown, so the host must wait for the operation's end */
     bool is_blocking;
     /* True if all memory comes from allocators (torch's, CuPy's) that reuse memory in the order of
      * its stream. Every call makes the stream wait for the operation before the call returns, so no
@@ -53,7 +53,7 @@ typedef struct py_device_scope {
      * (record_stream), as with any kernel. */
     bool is_stream_ordered;
     size_t nstreams;
-    py_stream streams[PY_MAX_STREAMS]; /* all different */
+    py_stream streams[PY_MAX_STREAMS]; /* without duplicates */
 } py_device_scope;
 
 void py_device_scope_init(py_device_scope *scope, py_state *state);
@@ -71,7 +71,7 @@ bool py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *fact
 bool py_device_note_own(py_device_scope *scope, int device, const py_argument *argument);
 
 /* Choose the stream to pass to the argument's __dlpack__. Set *stream to a new reference, or to
- * NULL to pass no stream, for memory that is not on a CUDA device. */
+ * NULL if no stream must be passed, because the memory is not on a CUDA device. */
 bool py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts,
                              const py_argument *argument, PyObject **stream);
 

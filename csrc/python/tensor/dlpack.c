@@ -230,7 +230,7 @@ is_refused_call(void)
 }
 
 /* Call __dlpack__, with the stream unless it is NULL. Return a new reference. Producers older than
- * DLPack 1 reject max_version: call these again without it. */
+ * DLPack 1 reject the argument max_version; call their __dlpack__ again without it. */
 static PyObject *
 call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
 {
@@ -255,7 +255,7 @@ call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
 }
 
 /* Take ownership of the capsule's content, which py_dlpack_release releases. Rename the capsule, so
- * that its destructor does not release the content too. */
+ * that the capsule's destructor does not also release the content. */
 static bool
 take_from_capsule(py_tensor *tensor, PyObject *capsule, const py_argument *argument)
 {

@@ -5,9 +5,9 @@
 /* The names and numbers of dtypes in other libraries. */
 static const struct {
     const char *format; /* format of an exported buffer; NULL if there is none */
-    char letters[3];    /* other one-letter formats for the dtype if the size matches */
+    char letters[3];    /* other one-letter formats of the dtype, valid if the item size matches */
     uint8_t code;       /* DLDataTypeCode */
-    /* size of an element; copied here, because every call with a tensor searches for it */
+    /* element size in bytes; copied here, because every call with a tensor searches for it */
     uint8_t nbytes;
 } dtypes[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = {"?", "", 6, 1},          [DD_DTYPE_INT8] = {"b", "", 0, 1},
@@ -54,7 +54,7 @@ py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
     bool is_foreign = has_prefix && py_dtype_is_foreign(format) && itemsize > 1;
     format += has_prefix ? 1 : 0;
     for (int i = 0; i < DD_DTYPE_COUNT; i++) {
-        /* The item size selects native or standard sizes, because prefixes are not reliable. */
+        /* Choose by item size, because prefixes for native or standard sizes are not reliable. */
         if (dtypes[i].nbytes == itemsize && has_format(i, format)) {
             *dtype = (dd_dtype)i;
             return is_foreign ? PY_FORMAT_FOREIGN : PY_FORMAT_NUMBER;

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The values of DLDeviceType that matter here. */
+/* Values of DLDeviceType for memory that the CPU can access. */
 #define PY_DEVICE_CPU 1
 #define PY_DEVICE_CUDA_HOST 3
 #define PY_DEVICE_ROCM_HOST 11
@@ -39,10 +39,10 @@ bool py_dtype_of_name(const char *name, dd_dtype *dtype);
 /* Find a dtype that ml_dtypes adds to NumPy. Return false for any other name. */
 bool py_dtype_of_extension(const char *name, dd_dtype *dtype);
 
-/* Return "cuda" for 2, and so on; NULL if the type has no name here. */
+/* Return the name of a DLDeviceType, like "cuda" for 2, or NULL if it has none here. */
 const char *py_device_name(int device_type);
 
-/* Return true if the CPU can access the memory: its own, or memory pinned by a driver. */
+/* Return true if the CPU can access the memory: CPU memory, or memory pinned by a driver. */
 bool py_device_is_cpu(int device_type);
 
 #endif

@@ -169,7 +169,7 @@ delete_versioned(dl_managed_versioned *managed)
     dd_mem_free(managed);
 }
 
-/* Release the memory of an export unless a consumer has taken it: consumers rename the capsule. */
+/* Release the exported memory unless a consumer took it, and has therefore renamed the capsule. */
 static void
 destroy_capsule(PyObject *capsule)
 {

@@ -46,7 +46,7 @@ PyObject *py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssi
                                  PyObject *kwnames);
 PyObject *py_memory_array_dlpack_device(PyObject *object, PyObject *unused);
 
-/* Methods and attributes that SharedArray and NcclArray have, for their tables. */
+/* Table rows of the methods and attributes that SharedArray and NcclArray share. */
 /* clang-format off */
 #define PY_MEMORY_ARRAY_METHODS \
     {"__dlpack__", PY_FAST_METHOD(py_memory_array_dlpack), \

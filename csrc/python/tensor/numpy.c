@@ -58,7 +58,7 @@ fields_of(const py_state *state, PyObject *object)
     return (const char *)object + state->object_size;
 }
 
-/* Read the array's fields. Return false if the array must be read in another way. */
+/* Read the array's fields. Return false if the array must be read as a buffer instead. */
 static bool
 read_array(const py_state *state, PyObject *object, dd_view *view)
 {
@@ -119,7 +119,7 @@ py_numpy_try_enable(py_state *state, PyObject *object, const dd_view *view)
     dd_view direct;
     if (type == (PyObject *)Py_TYPE(object)) {
         bool is_expected = read_array(state, object, &direct) && is_same_view(&direct, view);
-        /* If the values differ, ndarray_type stays NULL, and arrays are always read as buffers. */
+        /* If the values differ, ndarray_type stays NULL, so that arrays are read as buffers. */
         if (!atomic_exchange(&state->has_seen_ndarray, true) && is_expected) {
             (void)PY_ONCE_SET(&state->ndarray_type, Py_NewRef(type));
         }

@@ -16,7 +16,7 @@ py_tensor_set_row_major(dd_view *view)
     int64_t stride = (int64_t)dd_dtype_size(view->dtype);
     for (int i = view->ndim - 1; i >= 0; i--) {
         view->strides[i] = stride;
-        /* The other dimensions of an empty tensor may overflow when multiplied. */
+        /* Skip 0: the other dimensions of an empty tensor may overflow when multiplied. */
         if (view->shape[i] != 0 && __builtin_mul_overflow(stride, view->shape[i], &stride)) {
             return false;
         }
@@ -281,7 +281,7 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
     return rc > 0;
 }
 
-/* Return true if elements are aligned. Arithmetic cannot use other elements in place. */
+/* Return true if the elements are aligned: arithmetic needs aligned elements. */
 static bool
 is_aligned(const dd_view *view)
 {
@@ -403,7 +403,7 @@ py_tensor_fini(py_tensor *tensor)
     bool is_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
     if (tensor->route != PY_ROUTE_NONE &&
-        is_borrowed) { /* the usual case: no other code runs, so no exception is possible */
+        is_borrowed) { /* usual case: runs no other code, so no exception is possible */
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {
@@ -462,7 +462,7 @@ py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_
         py_raise_wrong_type(function, name, "a list or tuple of tensors", object);
         return false;
     }
-    /* Iterate over a tuple: producers run Python code, which may change a list. */
+    /* Copy a list to a tuple: reading a tensor may run Python code, which may change the list. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;

@@ -10,9 +10,9 @@
 #include <stdbool.h>
 
 typedef enum py_tensor_use {
-    PY_TENSOR_IN, /* only read */
-    /* written: ValueError if the tensor is read-only, is a copy, or has elements that share memory
-     * (stride 0) */
+    PY_TENSOR_IN, /* the tensor is only read */
+    /* the tensor is written: raise ValueError if it is read-only, is a copy, or has elements that
+     * share memory (stride 0) */
     PY_TENSOR_OUT,
 } py_tensor_use;
 
@@ -38,10 +38,10 @@ typedef struct py_tensor {
     PyObject *object; /* owned: the object that the caller passed, to return as a result */
     PyObject *pin;    /* owned: a weak reference that py_tensor_pin creates, or NULL */
     /* Must be set before py_tensor_init if device memory is accepted, otherwise NULL. Not used
-     * afterwards. */
+     * after py_tensor_init. */
     struct py_device_scope *scope;
     py_tensor_route route;
-    /* the buffer of PY_ROUTE_BUFFER; obj is NULL if none is held, as for an array read directly */
+    /* PY_ROUTE_BUFFER: the held buffer; its obj is NULL if the array was read without a buffer */
     Py_buffer buffer;
     void *managed; /* owned: a dl_managed or dl_managed_versioned, or NULL */
 } py_tensor;
@@ -61,16 +61,16 @@ py_tensor_start(py_tensor *tensor)
 }
 
 /* Read a tensor. Exceptions name the function and the argument: TypeError if the object is not a
- * tensor or its elements have no dd_dtype, ValueError if the tensor cannot be used. On failure no
- * fini is needed. A tensor on another device is accepted, but its memory is not read: call
- * py_tensor_require_cpu if CPU memory is needed. Without a scope, no device stream is waited for,
- * except that __dlpack__ makes its default stream wait; with a scope, see tensor/device.h. init and
- * fini need the GIL and may run Python code. */
+ * tensor or its elements have no dd_dtype, ValueError if the tensor cannot be used. After a
+ * failure, py_tensor_fini is not needed. A tensor on another device is accepted, but its memory is
+ * not read: call py_tensor_require_cpu if CPU memory is needed. Without a scope, no device stream
+ * is waited for, except that __dlpack__ makes its default stream wait; with a scope, see
+ * tensor/device.h. py_tensor_init and py_tensor_fini need the GIL and may run Python code. */
 bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use,
                     const char *function, const char *name);
-/* Keep NumPy from moving the memory until fini, for operations during which the caller continues.
- * Other buffer exporters do not move memory while a buffer is held; DLPack exporters cannot be kept
- * from moving it. */
+/* Keep NumPy from moving the memory until py_tensor_fini, for operations during which the caller
+ * continues. Other buffer exporters do not move memory while a buffer is held; DLPack exporters
+ * cannot be kept from moving memory. */
 bool py_tensor_pin(py_tensor *tensor, const py_state *state);
 /* Release everything that the tensor holds. Keeps the current exception. */
 void py_tensor_fini(py_tensor *tensor);

@@ -17,7 +17,7 @@ typedef struct known_type {
     py_tensor_facts facts;
 } known_type;
 
-/* A hash table. Each class has exactly one slot, and evicts the class that was stored there. */
+/* A hash table of facts. A class can be in only one slot, where it evicts another class. */
 struct py_tensor_types {
     PyObject *on_freed; /* const, owned: the callback of the weak references */
     py_lock lock;
@@ -26,7 +26,7 @@ struct py_tensor_types {
 
 /* ---- classes that are freed */
 
-/* Free the slot with this weak reference. Return false if no slot has it. */
+/* Free the slot that has this weak reference. Return false if there is no such slot. */
 static bool
 clear_slot(py_tensor_types *types, const PyObject *ref)
 {
@@ -105,7 +105,7 @@ find_exchange_api(const py_state *state, PyObject *type)
     return api;
 }
 
-/* Choose the API version at every use, because the exporter may set the table later. */
+/* Choose the API version anew at every use, because the library may set its table later. */
 static void
 choose_version(py_tensor_facts *facts)
 {
@@ -150,7 +150,7 @@ find_facts(const py_state *state, PyObject *object, py_tensor_facts *facts)
 static known_type *
 known_type_slot(py_tensor_types *types, const PyObject *type)
 {
-    /* class objects are larger than 64 bytes: the low bits of addresses do not matter */
+    /* class objects are larger than 64 bytes, so ignore the low bits of their addresses */
     uintptr_t number = (uintptr_t)type / 64;
     return &types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
 }

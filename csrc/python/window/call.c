@@ -166,7 +166,7 @@ typedef struct signal_call {
     py_window *window;
     int rank;
     int channel;
-    int64_t timeout_ns; /* -1 for the group's timeout */
+    int64_t timeout_ns; /* -1 means the group's timeout */
 } signal_call;
 
 /* Read a timeout in milliseconds, as in torch; 0 means the group's timeout. */

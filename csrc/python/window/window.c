@@ -188,7 +188,7 @@ window_end(py_window *self)
     self->group = NULL;
     if (window != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        /* views may keep the window; other ranks' operations on it now fail */
+        /* close the window, so that other ranks' operations on it fail: views may keep it alive */
         dd_window_close(window);
         dd_window_release(window);
         Py_END_ALLOW_THREADS
@@ -221,8 +221,8 @@ window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- views */
 
-/* A rank's memory as an array. The view keeps the window alive or, for this rank's own memory, the
- * tensor. */
+/* A rank's memory as an array. The view keeps the window alive; a view of this rank's own memory
+ * keeps the tensor alive instead. */
 typedef struct window_view {
     py_memory memory;  /* must be the first field */
     dd_window *window; /* owned reference, or NULL */
@@ -505,7 +505,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
 static int
 is_in_any_region(py_state *state, const dd_view *view)
 {
-    /* references, which keep the groups alive */
+    /* new references, which keep the groups alive */
     PyObject *groups = py_group_list(state, &py_group_kind_cpu);
     if (groups == NULL) {
         return -1;

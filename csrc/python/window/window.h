@@ -24,7 +24,7 @@ bool py_window_check_rank(const py_window *self, int rank, const char *function,
 
 /* Module functions. _is_shared(tensor) returns True if the tensor lies in a region of an existing
  * group. _write32(function, tensor, offset, value, count) writes 32-bit elements; a reader that
- * sees one also sees everything written before it. */
+ * sees a written element also sees everything that was written before. */
 PyObject *py_window_is_shared(PyObject *module, PyObject *tensor);
 PyObject *py_window_write32(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 

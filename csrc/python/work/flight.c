@@ -152,7 +152,7 @@ keep_held(py_flight *flight)
     atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
 }
 
-/* Keep a failed flight until the device is done with its tensors. A later drain releases it. */
+/* Keep a failed flight until the device is done with its tensors; a later drain releases it. */
 static void
 hold(py_flight *flight)
 {
@@ -273,7 +273,7 @@ begin_reading(py_flight *flight)
 
 /* Remove this thread as a reader. Finish the flight with `results`, unless they are NULL or the
  * flight is already finished. Takes ownership of `results`. The last reader of a finished flight
- * releases its tensors. */
+ * releases the flight's tensors. */
 static void
 end_reading(py_flight *flight, PyObject *results)
 {
@@ -338,7 +338,7 @@ void
 py_flight_release(py_flight *flight)
 {
     if (flight->generation != dd_fork_generation()) {
-        return; /* a flight of the parent: one of its locks may have been held at the fork */
+        return; /* the parent's flight: one of its locks may have been held at the fork */
     }
     dd_lock_take(&flight->queue->mu);
     bool is_left = !flight->is_done;
@@ -367,9 +367,9 @@ start_thread(py_completions *queue)
     return started != NULL ? 0 : -1;
 }
 
-/* Handle and release a callback's result. If the callback raised an Exception, pass this to
- * sys.unraisablehook, because no caller waits for it. If it raised anything else, such as
- * SystemExit, return false and keep the exception set. */
+/* Handle and release a callback's result. If the callback raised an Exception, pass the exception
+ * to sys.unraisablehook, because no caller waits for it. If the callback raised anything else, such
+ * as SystemExit, return false and keep the exception set. */
 static bool
 end_callback(PyObject *callback, PyObject *result)
 {
@@ -383,7 +383,7 @@ end_callback(PyObject *callback, PyObject *result)
     return true;
 }
 
-/* Call a watcher on the completion thread. No exception may end this thread. */
+/* Call a watcher on the completion thread. Exceptions must not end the completion thread. */
 static void
 call_watcher(PyObject *watcher)
 {
@@ -648,8 +648,8 @@ py_completions_schedule_drain_locked(py_completions *queue)
 
 /* ---- the completion thread */
 
-/* Remove and return the next watched flight. Wait for one unless is_last_pass is true. Return NULL
- * if the completion thread must stop. */
+/* Remove and return the next watched flight, and wait for a flight unless is_last_pass is true.
+ * Return NULL if the completion thread must stop, or if the last pass is over. */
 static py_flight *
 take_watched(py_completions *queue, bool is_last_pass)
 {

@@ -146,7 +146,7 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(self->flight->work->source_rank);
 }
 
-/* Read the operation's duration in seconds; for NCCL, that on the device. */
+/* Read the operation's duration in seconds; for NCCL, as measured on the device. */
 static bool
 read_duration(py_work *self, double *seconds, const char *label)
 {

@@ -24,7 +24,7 @@ typedef struct py_completions py_completions;
 struct py_group;
 
 typedef struct py_flight {
-    /* const while nreaders > 0, see py_flight_finish; unpacking is guarded by unpacking_mu */
+    /* const while nreaders > 0 (py_flight_finish); unpacking is guarded by unpacking_mu */
     py_operands operands;
     /* The fields below are const after the start. */
     py_completions *queue;
@@ -33,7 +33,7 @@ typedef struct py_flight {
     PyObject *group;    /* owned */
     dd_work *work;      /* owned; NULL before the start */
     int64_t timeout_ns; /* the operation's timeout */
-    int op_type;        /* torch's c10d.OpType */
+    int op_type;        /* the operation's number in torch's c10d.OpType */
     /* The fields below are for groups on devices. */
     bool is_nccl;     /* const after creation: `work` is the head of a dd_nccl_work */
     bool is_blocking; /* wait() blocks the host */
@@ -41,7 +41,7 @@ typedef struct py_flight {
      * operation's end */
     bool is_stream_ordered;
     struct py_flight *others; /* owned: further calls of the same operation, in order */
-    /* number of references: one of the Work, or of the operation if the Work was dropped; one of
+    /* number of references: one by the Work, or by the operation if the Work was dropped; one by
      * the queue while is_watched */
     atomic_int nowners;
     atomic_bool is_finished; /* atomic: set once, after `results` */
@@ -49,7 +49,7 @@ typedef struct py_flight {
     /* The fields below are guarded by `lock`. */
     PyObject *results; /* owned; NULL until finished, then const */
     int nreaders;      /* number of threads that create results from the operands */
-    /* The fields below are guarded by unpacking_mu, which only detached threads take. */
+    /* The fields below are guarded by unpacking_mu, which must be taken only without the GIL. */
     dd_lock unpacking_mu;
     bool is_unpacked;
     /* The fields below are guarded by the queue's lock. */
@@ -73,7 +73,7 @@ void py_flight_on_done(dd_work *work, void *ctx);
 extern PyType_Spec py_work_spec;
 extern PyType_Spec py_nccl_work_spec;
 
-/* Give a new Work or NcclWork its flight. The Work owns it. The operation must have started. */
+/* Make a new Work or NcclWork the owner of the flight, whose operation must have started. */
 void py_work_adopt(PyObject *work, py_flight *flight);
 
 /* Return the queue of ended operations of this process, never its parent's. */

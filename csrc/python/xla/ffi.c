@@ -205,8 +205,8 @@ require_group(const py_state *state, PyObject *group, const char *function)
     return py_group_require_cpu((py_group *)group, function);
 }
 
-/* Create the program of a request, whose lists must have been replaced by tuples. Return it in a
- * capsule. */
+/* Create the program of a request, whose lists must have been replaced by tuples. Return the
+ * program in a capsule. */
 static PyObject *
 make_program(py_state *state, const program_request *wanted)
 {

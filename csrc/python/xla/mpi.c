@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-/* A callable maker(first, place) that returns a Group for a communicator. Owned; guarded by
+/* A callable (first, place) that returns the Group of a communicator. Owned; guarded by
  * comm_factory_lock. */
 static PyObject *comm_factory;
 static py_lock comm_factory_lock;
