@@ -23,7 +23,7 @@
 
 #include <stddef.h>
 
-/* A type of the module, owned by the state. */
+/* A type of the module. The module's state owns the type. */
 typedef struct type_row {
     size_t offset;     /* offset of the type's pointer in py_state */
     PyType_Spec *spec; /* the type's spec; NULL if py_group_make_member_type creates the type */
@@ -314,7 +314,7 @@ static PyMethodDef core_methods[] = {
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, (void *)core_exec},
 #ifdef PY_MAY_LACK_GIL
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* safe without a GIL: see base/lock.h */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* dldist._core is safe without a GIL: see base/lock.h */
 #endif
     {0, NULL},
 };

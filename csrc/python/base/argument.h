@@ -33,7 +33,7 @@ void py_argument_raise(const py_argument *argument, py_fault fault, const char *
  * Exception. */
 void py_argument_raise_from_current(const py_argument *argument, const char *label);
 
-/* Return true if the top-level package `package` defines the class of the argument's value. */
+/* Return true if the class of argument->value is defined in the top-level package `package`. */
 bool py_argument_is_from(const py_argument *argument, const char *package);
 
 #endif

@@ -90,8 +90,8 @@ py_bytes_fini(py_bytes *bytes)
     }
 }
 
-/* Set list->views[i] to the bytes of item i. If the item needs a buffer or a conversion, first
- * replace it by a bytes object, so that a long list does not hold many buffers. */
+/* Set list->views[i] to the bytes of item i. First replace an item that needs a buffer or a
+ * conversion by a bytes object, so that a long list does not hold many buffers. */
 static bool
 view_item(py_bytes_list *list, Py_ssize_t i, const char *function, const char *name)
 {

@@ -26,7 +26,7 @@ bool py_bytes_init(py_bytes *bytes, PyObject *value, const char *function, const
 void py_bytes_fini(py_bytes *bytes);
 
 /* Like py_bytes_init, but return 0 without an exception if the value is neither a str nor
- * bytes-like. Return 1 on success, -1 with an exception on failure. */
+ * bytes-like; 1 on success, -1 with an exception on failure. */
 int py_bytes_try_init(py_bytes *bytes, PyObject *value);
 
 /* A sequence of str or bytes-like objects. The struct must be zeroed before py_bytes_list_init. */
@@ -49,10 +49,10 @@ bool py_to_int64(PyObject *value, int64_t *number, const char *function, const c
 bool py_to_timeout_ns(py_state *state, PyObject *value, int64_t *timeout_ns, const char *function,
                       const char *name);
 
-/* The functions below return a new reference. */
+/* All functions below return a new reference. */
 PyObject *py_from_timeout_ns(py_state *state, int64_t timeout_ns);
-PyObject *py_from_value(dd_bytes value); /* returns a bytes */
-/* returns a str; bytes that are not UTF-8 become surrogate escapes */
+PyObject *py_from_value(dd_bytes value); /* returns a bytes object */
+/* the key as a str; bytes that are not UTF-8 become surrogate escapes */
 PyObject *py_from_key(dd_bytes key);
 PyObject *py_from_values(const dd_bytes *values, size_t count);
 PyObject *py_from_keys(const dd_bytes *keys, size_t count);

@@ -2,14 +2,14 @@
 
 #include <string.h>
 
-/* Maximum number of attempts at a call. The last attempt raises a KeyboardInterrupt. */
+/* Maximum number of attempts at a call; a KeyboardInterrupt of the last attempt is raised. */
 #define MAX_TRIES 3
 
 #define NO_BASE (-1)
-#define BUILTIN_TIMEOUT (-2)    /* Python's TimeoutError */
-#define BUILTIN_CONNECTION (-3) /* Python's ConnectionError */
-#define BUILTIN_VALUE (-4)      /* Python's ValueError */
-#define BUILTIN_TYPE (-5)       /* Python's TypeError */
+#define BUILTIN_TIMEOUT (-2)    /* number that stands for Python's TimeoutError */
+#define BUILTIN_CONNECTION (-3) /* number that stands for Python's ConnectionError */
+#define BUILTIN_VALUE (-4)      /* number that stands for Python's ValueError */
+#define BUILTIN_TYPE (-5)       /* number that stands for Python's TypeError */
 
 /* The exception classes. Base classes must come before the classes derived from them. A class
  * without a base derives from RuntimeError. */
@@ -167,8 +167,8 @@ exception_of_group(const py_state *state, dd_status status)
     return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of_status(state, status);
 }
 
-/* Set an attribute of the exception to `value`, which is released. Return false with an exception
- * on failure, also if `value` is NULL. */
+/* Set an attribute of the exception to `value`, and release `value`. Return false with an exception
+ * on failure. If `value` is NULL, an exception must be set: return false. */
 static bool
 set_attribute(PyObject *error, const char *name, PyObject *value)
 {
@@ -202,7 +202,7 @@ set_call(PyObject *error, const dd_failed_call *call)
             set_attribute(error, "elapsed", PyFloat_FromDouble((double)call->elapsed_ns * 1e-9)));
 }
 
-/* Set the attributes of a dldist exception. Python's own exceptions stay as they are. */
+/* Set the attributes of a dldist exception; do nothing for Python's own exception types. */
 static bool
 set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
 {
@@ -215,8 +215,8 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
            (!has_details || (set_blamed_rank(error, &err->blamed) && set_call(error, &err->call)));
 }
 
-/* Return the text as a new str. Programs search error texts for the word "timeout": append the word
- * to the text of a timeout that lacks it, such as "timed out". */
+/* Return the text as a new str. Programs search error texts for the word "timeout": append it to
+ * the text of a timeout error that lacks the word, such as "timed out". */
 static PyObject *
 message_of(dd_status status, const char *text)
 {

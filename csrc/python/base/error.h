@@ -20,12 +20,12 @@ void py_error_raise_of_group(py_state *state, dd_status status, const dd_error *
 /* Return true for DD_OK. Otherwise call py_error_raise_of_group and return false. */
 bool py_error_check_of_group(py_state *state, dd_status status, const dd_error *err);
 
-/* Return the exception that py_error_raise_of_group would raise: a new reference. */
+/* Return a new reference to the exception that py_error_raise_of_group would raise. */
 PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *err);
 
-/* Clear the current exception and return it as a new reference; NULL if there is none. */
+/* Clear the current exception and return a new reference to it; NULL if there is none. */
 PyObject *py_error_take(void);
-/* Set the current exception, taking ownership of `error`; NULL clears it. */
+/* Set the current exception, taking ownership of `error`; if NULL, clear the current exception. */
 void py_error_put(PyObject *error);
 /* Clear the current exception, if any, after a lookup in the caller's objects that may fail. A
  * KeyboardInterrupt is not lost: the main thread is signalled again, as by SIGINT. Other exceptions

@@ -13,8 +13,8 @@ typedef struct py_gate_pass {
     bool is_counted;
 } py_gate_pass;
 
-/* Take the GIL. Return false without the GIL if Python is shutting down. Threads that Python knows
- * are always admitted, because the interpreter itself handles them at shutdown. */
+/* Take the GIL. Return false without the GIL if Python is shutting down. Always admits threads that
+ * Python knows, because the interpreter itself handles these threads at shutdown. */
 bool py_gate_enter(py_gate_pass *pass);
 void py_gate_leave(const py_gate_pass *pass);
 

@@ -78,7 +78,7 @@ py_lock_release(py_lock *lock)
 #endif
 }
 
-/* Evaluate an expression with the lock held. */
+/* Evaluate an expression with the py_lock held. */
 #define PY_LOCKED(lock, expression)                     \
     __extension__({                                     \
         py_lock *py_held = (lock);                      \
@@ -88,10 +88,10 @@ py_lock_release(py_lock *lock)
         py_value;                                       \
     })
 
-/* Read a `once` pointer; NULL if it is not set. */
+/* Return the value of a `once` pointer; NULL if the pointer is not set. */
 #define PY_ONCE_GET(target) __atomic_load_n((target), __ATOMIC_ACQUIRE)
 
-/* Set a `once` pointer. Return false if it is already set; the caller then still owns `value`. */
+/* Set a `once` pointer. If it is already set, return false; the caller then still owns `value`. */
 #define PY_ONCE_SET(target, value)                                                                           \
     __extension__({                                                                                          \
         __typeof__(*(target)) py_none = NULL;                                                                \

@@ -66,7 +66,7 @@ py_object_begin_dealloc(PyObject *object)
     if ((PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_HAVE_GC) != 0) {
         PyObject_GC_UnTrack(object);
     }
-#ifndef PY_MAY_LACK_GIL /* without a GIL, never skip the call: it waits for other threads */
+#ifndef PY_MAY_LACK_GIL /* without a GIL, PyObject_ClearWeakRefs also waits for other threads */
     if (((py_object *)object)->weakrefs == NULL) {
         return;
     }

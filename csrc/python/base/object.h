@@ -21,10 +21,10 @@ typedef PyObject py_object_space;
 #endif
 
 /* The first fields of every dldist object's struct. */
-#define PY_OBJECT_HEAD                                                  \
-    py_object_space ob_base; /* stands for PyObject_HEAD */             \
-    PyObject *module;        /* const after new: keeps `state` alive */ \
-    py_state *state;         /* const after new */                      \
+#define PY_OBJECT_HEAD                                                                    \
+    py_object_space ob_base; /* PyObject_HEAD's fields */                                 \
+    PyObject *module;        /* the module, which keeps `state` alive; const after new */ \
+    py_state *state;         /* the module's state; const after new */                    \
     PyObject *weakrefs
 
 typedef struct py_object {
@@ -73,8 +73,8 @@ py_none_if(bool is_done)
     return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Append an item to a list, and release the item. If either is NULL, or memory runs out, release
- * the list and set it to NULL. */
+/* Append an item to a list, and release the item. If the item or the list is NULL, or memory runs
+ * out, release the list and set it to NULL. */
 void py_list_append(PyObject **list, PyObject *item);
 
 /* ---- methods written in Python */

@@ -3,8 +3,8 @@
 #include <limits.h>
 #include <string.h>
 
-/* Return the parameter's index, or -1. Search from the end, where the parameters are that callers
- * usually pass by name. */
+/* Return the parameter's index, or -1. Search from the end, because callers usually pass the last
+ * parameters by name. */
 static int
 find_param(const py_params *params, PyObject *name)
 {

@@ -24,19 +24,19 @@
 /* Kinds of parameters. A kind determines the accepted values and the C type at py_param.target.
  * Texts and bytes are borrowed from the argument. */
 typedef enum py_kind {
-    PY_OBJECT,  /* PyObject *, borrowed: any object */
-    PY_INT,     /* int: a Python int */
-    PY_INT64,   /* int64_t: a Python int */
-    PY_FLAG,    /* bool: the truth value of the argument */
-    PY_TIMEOUT, /* int64_t, nanoseconds: a timedelta or a number of seconds */
-    PY_TEXT,    /* const char *: a str without null characters */
-    PY_STRING,  /* dd_bytes: any str */
-    PY_BYTES,   /* dd_bytes: a bytes object */
+    PY_OBJECT,  /* PyObject *, borrowed: accepts any object */
+    PY_INT,     /* int: accepts a Python int */
+    PY_INT64,   /* int64_t: accepts a Python int */
+    PY_FLAG,    /* bool: accepts any object, for its truth value */
+    PY_TIMEOUT, /* int64_t, nanoseconds: accepts a timedelta or a number of seconds */
+    PY_TEXT,    /* const char *: accepts a str without null characters */
+    PY_STRING,  /* dd_bytes: accepts any str */
+    PY_BYTES,   /* dd_bytes: accepts a bytes object */
 } py_kind;
 
 typedef struct py_param {
     const char *name;
-    /* a py_kind; callers of py_params_parse, which ignores it, may use kinds of their own */
+    /* a py_kind; callers of py_params_parse, which ignores the kind, may use kinds of their own */
     int kind;
     void *target; /* address that receives the value; not used by py_params_parse */
 } py_param;
@@ -50,8 +50,8 @@ typedef struct py_params {
     /* ---- fields for operations of a group */
     const char *recorded; /* the operation's name in the flight recorder */
     int op_type;          /* torch's c10d.OpType of the operation */
-    bool is_plan;         /* the call creates a plan of the collective instead of running it */
-    bool is_async;        /* the call always returns a Work */
+    bool is_plan;         /* true if the call creates a plan instead of running the collective */
+    bool is_async;        /* true if the call always returns a Work */
 } py_params;
 
 #define PY_COUNT_PARAMS(...) (sizeof((const py_param[]){__VA_ARGS__}) / sizeof(py_param))
@@ -91,7 +91,7 @@ bool py_params_int(const py_state *state, PyObject *value, int *number, const ch
                    const char *name);
 /* Fail unless the rank is in 0 to size - 1. */
 bool py_params_check_rank(const py_state *state, int rank, int size, const char *function, const char *name);
-/* Read a rank in 0 to size - 1. */
+/* Read a rank; fail unless the rank is in 0 to size - 1. */
 bool py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
                     const char *name);
 

@@ -52,7 +52,7 @@ const char *py_name_text(py_name name);
 /* The state of the module, which lives as long as the module. Objects keep the module alive, so a
  * state taken from an object is valid. base/lock.h explains the protections of the fields. */
 typedef struct py_state {
-    /* const after exec: size in bytes of Python's own fields in an object */
+    /* size in bytes of Python's own fields in an object; const after exec */
     Py_ssize_t object_size;
     /* The types, exceptions, names and the registry below are const after exec, and owned. */
     PyTypeObject *store_type;
@@ -74,29 +74,29 @@ typedef struct py_state {
     PyTypeObject *shared_array_type;
     PyTypeObject *plan_type;
     PyTypeObject *window_type;
-    PyTypeObject *member_type; /* struct sequence: type of the items of Group.members */
+    PyTypeObject *member_type; /* type of the items of Group.members: a struct sequence */
     PyObject *errors[PY_ERROR_COUNT];
-    PyObject *names[PY_NAME_COUNT]; /* interned str of each py_name */
+    PyObject *names[PY_NAME_COUNT]; /* the interned str of each py_name */
     dd_tcp_registry *tcp_registry;
-    PyObject *timedelta; /* once; owned: datetime.timedelta */
-    /* once; owned: numpy.ndarray; NULL until arrays are read without a buffer (tensor/numpy.h) */
+    PyObject *timedelta; /* datetime.timedelta; once; owned */
+    /* numpy.ndarray; once; owned; NULL until arrays are read directly (tensor/numpy.h) */
     PyObject *ndarray_type;
     atomic_bool has_seen_ndarray;
-    struct py_tensor_types *tensor_types; /* const after exec; owned: cached facts about classes */
-    struct py_devices *devices;           /* once; owned; NULL until the first device tensor */
-    struct py_nccl *nccl;                 /* once; owned; NULL until NCCL is loaded */
+    struct py_tensor_types *tensor_types; /* cached facts about classes; const after exec; owned */
+    struct py_devices *devices;           /* streams of libraries; once; owned; NULL before use */
+    struct py_nccl *nccl;                 /* NCCL's state; once; owned; NULL until loaded */
     /* Held while an engine opens, so that threads that open groups at the same time share one
      * engine. Must be held only briefly, and without calls of Python. */
     py_lock engines_lock;
-    /* owned list, guarded by engines_lock: one engine for each secret of this process's groups */
+    /* one engine for each secret of the process's groups: owned list, guarded by engines_lock */
     struct py_engine *engines;
-    /* queue of ended works; atomic (py_completions_get); NULL until the first work; never freed */
+    /* queue of ended works; atomic (py_completions_get); NULL before the first work; never freed */
     struct py_completions *completions;
-    /* the monitor; atomic (find_watch); NULL until the first group of several ranks; never freed */
+    /* the monitor; atomic (find_watch); NULL before a group of several ranks; never freed */
     struct py_watch *watch;
     py_lock groups_lock;
-    dd_list groups; /* list of the py_groups that have been opened; guarded by groups_lock */
-    /* flight recorder; atomic (py_recorder_current); NULL until the first group; never freed */
+    dd_list groups; /* the py_groups that have been opened; guarded by groups_lock */
+    /* flight recorder; atomic (py_recorder_current); NULL before the first group; never freed */
     struct py_recorder *recorder;
     /* true once the log stops; atomic, relaxed, because waits for log records read it often */
     atomic_bool is_log_stopping;
@@ -105,7 +105,7 @@ typedef struct py_state {
 #define PY_MODULE_NAME "dldist._core"
 
 #ifdef Py_TARGET_ABI3T
-/* Identifies the module: the value of its Py_mod_token. */
+/* The value of the module's Py_mod_token, which identifies the module. */
 extern const char py_module_token[];
 #endif
 
@@ -113,8 +113,8 @@ extern const char py_module_token[];
  * module (borrowed). */
 py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
 
-/* Return datetime.timedelta (borrowed). It is imported at the first call, not by `import dldist`,
- * which must be fast. */
+/* Return datetime.timedelta (borrowed). The first call imports it, not `import dldist`, which must
+ * be fast. */
 PyObject *py_state_timedelta(py_state *state);
 
 #endif

@@ -3,8 +3,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Run the handlers of pending signals; return true if one raises. Only the main thread runs signal
- * handlers, so other threads need not compete for the GIL. */
+/* Run the handlers of pending signals; return true if a handler raises. Only the main thread runs
+ * signal handlers, so other threads need not compete for the GIL. */
 static bool
 is_interrupted(void *ctx)
 {

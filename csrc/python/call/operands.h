@@ -29,12 +29,12 @@ typedef struct py_piece {
     bool is_staged;
 } py_piece;
 
-/* How the tensors of a side (inputs or outputs) form its blocks. */
+/* The ways in which the tensors of a side (inputs or outputs) form the side's blocks. */
 typedef enum py_layout {
     PY_LAYOUT_NONE,        /* the side has no blocks */
     PY_LAYOUT_EACH,        /* block k is m consecutive tensors, where m = npieces / nblocks */
     PY_LAYOUT_SPLIT,       /* one tensor, cut into blocks */
-    PY_LAYOUT_INTERLEAVED, /* block k is the k-th part of every tensor, one after another */
+    PY_LAYOUT_INTERLEAVED, /* block k consists of the k-th parts of all tensors, in order */
 } py_layout;
 
 typedef struct py_side {
@@ -42,14 +42,14 @@ typedef struct py_side {
     size_t first; /* index of the side's first piece */
     size_t npieces;
     size_t nblocks;
-    size_t *sizes; /* owned, only for PY_LAYOUT_SPLIT: bytes of each block; NULL if equal */
+    size_t *sizes; /* owned, only for PY_LAYOUT_SPLIT: bytes of each block; NULL if all are equal */
 } py_side;
 
 typedef struct py_operands {
     py_state *state;
     const char *function;
     const char *recorded; /* the operation's name in the flight recorder */
-    py_piece *pieces;     /* `inline_pieces`, or an owned array */
+    py_piece *pieces;     /* owned array of tensors, or `inline_pieces` */
     size_t npieces;
     size_t capacity;
     py_side inputs;
@@ -68,7 +68,7 @@ typedef struct py_operands {
     dd_block inline_blocks[PY_INLINE_BLOCKS];
 } py_operands;
 
-/* Initialise a call's operands. The struct must not be moved in memory afterwards. */
+/* Initialise a call's operands. The struct must not be moved in memory after this call. */
 void py_operands_init(py_operands *operands, py_state *state, const char *function);
 /* Release the tensors and the memory. Must be called with the GIL held. May be called at any time
  * after py_operands_init, even if other functions have failed. */
@@ -83,19 +83,19 @@ typedef enum py_use {
     PY_USE_IN_RESULT = 5, /* an input that is also a result of the call */
 } py_use;
 
-/* Add a tensor. It must have the same dtype as the tensors added earlier. */
+/* Add a tensor, which must have the same dtype as the tensors added earlier. */
 bool py_operands_add(py_operands *operands, PyObject *object, py_use use, const char *name);
 /* Add a list or tuple of `count` tensors; if count is -1, of one or more tensors. */
 bool py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const char *name,
                           Py_ssize_t count);
 
-/* Make a side consist of the `npieces` pieces from index `first` on, in `nblocks` blocks. */
+/* Form a side of `nblocks` blocks from the `npieces` pieces that begin at index `first`. */
 void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t npieces, size_t nblocks);
 
 /* Fail if two outputs share memory. py_operands_prepare and py_operands_reserve_parts call this. */
 bool py_operands_check_outputs(const py_operands *operands);
 
-/* Reserve memory for `count` blocks. Call at most once. */
+/* Reserve memory for `count` blocks. Must be called at most once. */
 bool py_operands_reserve_blocks(py_operands *operands, size_t count);
 
 /* Create the blocks and store them in `args`, whose other fields must have been set. */
@@ -110,7 +110,7 @@ bool py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank);
 /* Place the staged tensors one after another, beginning at address `base`. If `base` is NULL, set
  * no addresses. Return the number of bytes needed. */
 size_t py_operands_assign_addresses(py_operands *operands, uint8_t *base);
-/* Store a part's blocks (borrowed) in `args`. Call py_operands_assign_addresses first. */
+/* Store a part's blocks (borrowed) in `args`. Must be called after py_operands_assign_addresses. */
 void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *args);
 
 /* ---- on the host */

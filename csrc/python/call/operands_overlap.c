@@ -15,7 +15,7 @@ typedef struct extent {
     size_t piece;
 } extent;
 
-/* Return a piece's extent. For a strided view this is only its first element, because the full
+/* Return a piece's extent. The extent of a strided view is only its first element, because the full
  * extents of interleaved views overlap although their elements do not. */
 static extent
 extent_of(const py_operands *operands, size_t piece)

@@ -9,7 +9,7 @@
 #include <strings.h>
 
 typedef struct py_reduce_op {
-    py_object_space ob_base; /* stands for PyObject_HEAD */
+    py_object_space ob_base; /* PyObject_HEAD's fields */
     dd_redop op;
     bool has_factor;  /* the operation is PREMUL_SUM with a factor */
     double factor;    /* the factor; 1.0 if there is none or it is a tensor */
@@ -45,7 +45,7 @@ make_constant(PyTypeObject *type, dd_redop op)
     return (PyObject *)self;
 }
 
-/* Return 1 for a tensor outside host memory, whose value cannot be read here, otherwise 0. */
+/* Return 1 if the factor is a tensor outside host memory, whose value cannot be read, else 0. */
 static int
 is_device_tensor(const py_state *state, PyObject *factor)
 {
@@ -61,7 +61,7 @@ is_device_tensor(const py_state *state, PyObject *factor)
     return PyErr_Occurred() != NULL ? -1 : number != PY_DEVICE_CPU;
 }
 
-/* Create PREMUL_SUM(factor). */
+/* Create a ReduceOp PREMUL_SUM(factor). */
 static PyObject *
 make_scaled(PyTypeObject *type, PyObject *factor)
 {
@@ -107,7 +107,7 @@ static PyObject *
 copy_op(PyTypeObject *type, const py_reduce_op *other)
 {
     if (other->has_factor) {
-        return Py_NewRef((PyObject *)(uintptr_t)other); /* a ReduceOp is immutable */
+        return Py_NewRef((PyObject *)(uintptr_t)other); /* immutable, so no copy is needed */
     }
     if (other->op == DD_REDOP_PREMUL_SUM) {
         PyObject *error = argument_error(type);
@@ -218,7 +218,7 @@ reduce_op_get_op(PyObject *object, void *Py_UNUSED(closure))
     return constant_of(Py_TYPE(object), self->op);
 }
 
-/* The numbers match c10d's RedOpType. */
+/* int(op): the numbers match c10d's RedOpType. */
 static PyObject *
 reduce_op_as_int(PyObject *object)
 {

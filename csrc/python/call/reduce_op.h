@@ -17,8 +17,8 @@ int py_reduce_op_add_attributes(PyTypeObject *type);
  * If `tensor` is NULL, such a factor is rejected. */
 bool py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, PyObject **tensor,
                        const char *function);
-/* Add a factor in device memory to the call's tensors, which keep it alive. Call it after adding
- * all other tensors. Set *data to the factor's address. */
+/* Add a factor in device memory to the call's tensors, which keep the factor alive. Must be called
+ * after all other tensors have been added. Set *data to the factor's address. */
 bool py_reduce_op_add_factor(PyObject *tensor, py_operands *operands, const void **data);
 
 #endif

@@ -35,7 +35,7 @@ find_carrier_kind(const char *name)
     return NULL;
 }
 
-/* Load a carrier's library. It is never unloaded, because it may have threads. */
+/* Load a carrier's library. The library is never unloaded, because it may have threads. */
 PyObject *
 py_carrier_open(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

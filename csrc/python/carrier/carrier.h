@@ -1,4 +1,4 @@
-/* Carriers in Python: third-party libraries that move a group's data, each in a capsule. */
+/* Carriers in Python: third-party libraries that move a group's data. A capsule holds each one. */
 #ifndef DD_PYTHON_CARRIER_CARRIER_H
 #define DD_PYTHON_CARRIER_CARRIER_H
 

@@ -8,8 +8,8 @@
 #include "python/tensor/memory.h"
 
 typedef struct shared_memory {
-    py_memory memory;  /* must be the first field */
-    dd_region *region; /* owned reference */
+    py_memory memory;  /* the base; must be the first field */
+    dd_region *region; /* owned reference to the group's region */
 } shared_memory;
 
 static void
@@ -26,7 +26,7 @@ typedef struct foreign_memory {
     int fd;
 } foreign_memory;
 
-/* Create a region of the group; of the foreign memory if `foreign` is not NULL. */
+/* Create a region of the group; if `foreign` is not NULL, around the foreign memory. */
 static py_memory *
 shared_memory_make(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
@@ -96,8 +96,8 @@ py_group_adopt(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject
 
 /* Memory that is a part of another array's memory. */
 typedef struct memory_part {
-    py_memory memory; /* must be the first field */
-    py_memory *whole; /* a counted reference */
+    py_memory memory; /* the base; must be the first field */
+    py_memory *whole; /* counted reference to the memory that contains this part */
 } memory_part;
 
 static void
@@ -108,7 +108,7 @@ destroy_part(py_memory *memory)
     dd_mem_free(part);
 }
 
-/* Create an array with the shape of `view` from the elements from index `start` on. The data of
+/* Create an array with the shape of `view` that begins at element `start` of `array`. The data of
  * `view` is not used; the caller must have checked that the elements exist. */
 static PyObject *
 memory_part_make(const py_memory_array *array, size_t start, dd_view view)
@@ -119,7 +119,7 @@ memory_part_make(const py_memory_array *array, size_t start, dd_view view)
         return PyErr_NoMemory();
     }
     view.data = (char *)whole->view.data + start * dd_dtype_size(whole->view.dtype);
-    /* cannot overflow, because the strides of the whole memory do not */
+    /* the part's strides cannot overflow, because those of the whole memory do not */
     (void)py_tensor_set_row_major(&view);
     part->whole = whole;
     py_memory_acquire(whole);
@@ -244,7 +244,7 @@ shared_array_set(PyObject *object, PyObject *key, PyObject *value)
 }
 
 /* Return the elements from *next on as nested lists, for the dimensions from `dim` on. Advance
- * *next past these elements. */
+ * *next to the element after these. */
 static PyObject *
 nested_list(const dd_view *view, int dim, const char **next)
 {

@@ -95,7 +95,7 @@ py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params
     return true;
 }
 
-/* Return the first tensor among the arguments: a new reference, or NULL without an exception. */
+/* Return a new reference to the first tensor among the arguments, or NULL without an exception. */
 static PyObject *
 first_tensor(const py_group_call *call)
 {
@@ -114,7 +114,7 @@ first_tensor(const py_group_call *call)
     return NULL;
 }
 
-/* Return the group for the first tensor's device as a new reference: the called group, or its
+/* Return a new reference to the group for the first tensor's device: the called group, or its
  * NcclGroup for device memory. */
 static py_group *
 choose_group(const py_group_call *call)
@@ -129,7 +129,7 @@ choose_group(const py_group_call *call)
     return chosen;
 }
 
-/* Begin a call on the chosen group. */
+/* Begin a call on the group that choose_group returns. */
 static bool
 begin_on_group(py_group_call *call)
 {
@@ -197,7 +197,7 @@ py_group_call_wait(py_group_call *call, py_group_run *run, void *target, dd_call
         py_wait_on_block(&wait);
     }
     options->timeout_ns = call->timeout_ns;
-    err.keeps_memory = false; /* the core sets this field only in an error with a message */
+    err.keeps_memory = false; /* the core sets keeps_memory only in an error with a message */
     py_operands_pack(call->operands);
     dd_status status = run(call, target, options, &wait.wait, &err);
     if (status == DD_OK) {

@@ -27,7 +27,7 @@ typedef enum py_call_kind {
 typedef struct py_group_call {
     py_group *group;
     const py_params *params;
-    PyObject *values[PY_PARAMS_MAX]; /* borrowed, in parameter order; NULL if not given or None */
+    PyObject *values[PY_PARAMS_MAX]; /* borrowed arguments in order; NULL if not given or None */
     py_operands *operands;           /* points to `own`, or to the operands of the flight */
     bool is_async;
     /* Python references of an operation that outlives the method (work/work.h). NULL, except for
@@ -36,17 +36,17 @@ typedef struct py_group_call {
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
-    bool is_flat; /* dd_nccl_op.is_flat, only for an NcclGroup */
+    bool is_flat; /* value of dd_nccl_op.is_flat; only for an NcclGroup */
     /* only for PREMUL_SUM on an NcclGroup: a factor in device memory (borrowed), or NULL */
     PyObject *factor;
     py_operands own;
 } py_group_call;
 
-/* Put the arguments into call->values. A call that has only been parsed needs no cleanup. */
+/* Put the arguments into call->values. A call that has only been parsed need not be ended. */
 bool py_group_call_parse(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
                          Py_ssize_t nargs, PyObject *kwnames);
-/* Choose the group that serves the tensors' device, and read op, root, timeout and async_op. On
- * failure the call needs no cleanup. */
+/* Choose the group that serves the tensors' device, and read op, root, timeout and async_op. If
+ * this fails, the call must not be ended. */
 bool py_group_call_begin(py_group_call *call);
 /* End a call that has begun but not run. Return NULL, and keep the current exception. */
 PyObject *py_group_call_fail(py_group_call *call);
@@ -60,7 +60,7 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
-    bool is_typed; /* sender and receiver must use the same dtype */
+    bool is_typed; /* true if sender and receiver must use the same dtype */
 } py_group_message;
 
 /* py_group_call_wait and py_group_call_start run a call with prepared operands through a callback,

@@ -76,7 +76,7 @@ open_engine_locked(py_state *state, const dd_connect_options *options, dd_engine
     return DD_OK;
 }
 
-/* Return the engine for the secret in `options` (borrowed), and open it if needed. */
+/* Return the engine for the secret in `options` (borrowed), and open the engine if needed. */
 static dd_engine *
 find_or_open_engine(py_state *state, const dd_connect_options *options)
 {
@@ -94,7 +94,7 @@ find_or_open_engine(py_state *state, const dd_connect_options *options)
 dd_engine *
 py_engine_get(py_state *state, dd_bytes secret)
 {
-    /* The import also registers the closing of groups at exit. */
+    /* This import also registers the closing of groups at interpreter exit. */
     PyObject *runtime = PyImport_ImportModule("dldist._base.callback_thread");
     PyObject *values = runtime != NULL ? py_settings_read("connection") : NULL;
     dd_connect_options options = {.ifnames = ""};
@@ -138,7 +138,7 @@ py_engine_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
         const py_group *group = (py_group *)PyList_GetItem(groups, i);
         Py_BEGIN_ALLOW_THREADS
         if (group->kind->check_fork(group, NULL) == DD_OK) {
-            /* ignore the error: no caller can receive it */
+            /* ignore the error, because no caller can receive it */
             (void)!dd_group_close(group->group, &wait, NULL);
         }
         Py_END_ALLOW_THREADS

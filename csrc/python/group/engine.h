@@ -1,5 +1,5 @@
-/* The engines of the process, which move the data of its groups. Usually there is one, opened with
- * the first group and configured by the environment. */
+/* The engines of the process, which move the data of its groups. Usually there is one engine,
+ * opened with the first group and configured by the environment. */
 #ifndef DD_PYTHON_GROUP_ENGINE_H
 #define DD_PYTHON_GROUP_ENGINE_H
 
@@ -10,7 +10,7 @@
  * empty secret stands for the environment's secret. A forked child gets engines of its own. */
 dd_engine *py_engine_get(py_state *state, dd_bytes secret);
 
-/* Read the environment variable DLDIST_ALGORITHM. */
+/* Read DLDIST_ALGORITHM, the environment variable that selects algorithms. */
 bool py_engine_read_selection(py_state *state, dd_selection *selection);
 
 /* _core._shutdown(): close all groups with a short deadline when the interpreter exits. */

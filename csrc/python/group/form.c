@@ -8,7 +8,7 @@
 #define SLOT_BITS 4
 #define SLOTS (1u << SLOT_BITS)
 #define KEY_HEAD 4
-#define KEY_WORDS 14 /* maximum words of a key; enough for tensors with ten dimensions in total */
+#define KEY_WORDS 14 /* maximum words of a key: enough for tensors with ten dimensions in total */
 
 /* The key of a form: calls with equal keys can use the same form. The key includes the method and
  * the root, which determine the sides. */
@@ -24,15 +24,15 @@ typedef struct form_block {
     size_t nbytes;
 } form_block;
 
-/* A slot of a group's forms. The group's lock guards `nusers`, and the whole slot while it has no
- * users; a form with users is const. */
+/* A slot of a group's forms. The group's lock guards `nusers`, and the whole slot while no call
+ * uses the form; a form with users is const. */
 struct py_form {
-    form_key key; /* nwords is 0 if the slot is free */
+    form_key key; /* the key of the call; its nwords is 0 if the slot is free */
     dd_coll_form *core;
     int nusers; /* number of unfinished calls that use the form */
     size_t ninputs;
     size_t nblocks;
-    form_block *blocks; /* owned */
+    form_block *blocks; /* owned: location of each block */
 };
 
 struct py_forms {
@@ -103,7 +103,7 @@ are_plain(const py_operands *operands)
            pieces[1].flat + pieces[1].nbytes <= pieces[0].flat;
 }
 
-/* Find the form with this key and add the caller as a user. Return NULL if there is no form. */
+/* Find the form with this key and count the caller as a user. Return NULL if there is no form. */
 static py_form *
 form_find_locked(py_forms *forms, const form_key *key)
 {

@@ -15,7 +15,7 @@ typedef struct py_forms py_forms;
  * Return NULL without an exception if there is no form yet, or if the call must always be prepared
  * (several tensors, splits, staging, overlapping memory). */
 py_form *py_form_acquire(py_group_call *call, dd_coll_args *args);
-/* Create the form of a prepared call. The caller must release it with py_form_release. Return
+/* Create the form of a prepared call. The caller must release the form with py_form_release. Return
  * NULL without an exception if such a call is not cached, or no slot or memory is free. */
 py_form *py_form_make(py_group_call *call, const dd_coll_args *args);
 /* Release a form of the group; `form` may be NULL. */

@@ -132,7 +132,7 @@ py_group_publish(py_group *self, const py_group_kind *kind, int rank, int size)
     py_lock_release(&self->state->groups_lock);
 }
 
-/* Return weak references to a kind's groups in the state's list. References to the groups
+/* Return weak references to the groups of a kind in the state's list. References to the groups
  * themselves would be unsafe: another thread may be freeing a group that is still in the list.
  * The caller frees the result with dd_mem_free. Return NULL, without an exception, if memory ran
  * out. */
@@ -156,7 +156,7 @@ list_weak(py_state *state, const py_group_kind *kind, size_t *count)
     return found;
 }
 
-/* Append the object of a weak reference unless it has been freed. */
+/* Append the group of a weak reference to the list, unless the group has been freed. */
 static bool
 append_if_alive(PyObject *list, PyObject *weak)
 {

@@ -16,8 +16,8 @@ typedef struct py_group py_group;
 typedef struct py_group_kind {
     const char *type_name;     /* the type's name, "Group" */
     const char *timeout_name;  /* the attribute's full name, "Group.timeout" */
-    const char *recorded_name; /* the kind's name in the flight recorder: "gloo" */
-    int64_t close_timeout_ns;  /* default timeout of close() */
+    const char *recorded_name; /* the kind's name in the flight recorder, like "gloo" */
+    int64_t close_timeout_ns;  /* default timeout of close(), in nanoseconds */
     /* true if a forked child cannot use the group, not even read its name */
     bool is_lost_in_child;
     /* return DD_FORKED if called in a forked child, otherwise DD_OK */
@@ -74,28 +74,28 @@ extern const py_group_kind py_group_kind_nccl;
 
 struct py_group {
     PY_OBJECT_HEAD;
-    dd_list link;              /* entry in state->groups once opened; guarded by groups_lock */
+    dd_list link;              /* entry in state->groups, once opened; guarded by groups_lock */
     PyObject *weak;            /* const after init; owned: a weak reference to this group */
-    atomic_bool is_claimed;    /* atomic; set once, by the thread that may complete opening */
+    atomic_bool is_claimed;    /* set once, by the thread that may complete opening; atomic */
     const py_group_kind *kind; /* once, set last by init; NULL if the group was never opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL for a Group */
-    int rank;                  /* const after init */
-    int size;                  /* const after init */
+    int rank;                  /* this process's rank; const after init */
+    int size;                  /* number of ranks; const after init */
     /* the store: const after init; owned, or NULL; kept because other ranks may still use it */
     PyObject *store;
     PyObject *recorders; /* objects that record calls, one per thread (base/thread_values.h) */
     atomic_bool is_closed;
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    struct py_forms *forms;        /* owned; NULL until a collective has run */
-    struct py_group *device_group; /* owned: the NcclGroup for device memory, or NULL */
+    struct py_forms *forms;        /* cached calls; owned; NULL before the first collective */
+    struct py_group *device_group; /* NcclGroup for device memory, or NULL; owned */
 };
 
 /* Return the core's group (borrowed) of a Group, which must have been opened. */
 dd_group *py_group_core(PyObject *group);
 
-/* Like py_wait_finish, with the exceptions of groups (py_error_raise_of_group). */
+/* Like py_wait_finish, but raise a group's exceptions (py_error_raise_of_group). */
 bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
 /* Call the core's function(..., &wait, &err) without the GIL. The value is true, or on failure
@@ -118,7 +118,7 @@ bool py_group_finish_wait(py_wait *wait, dd_status status, const dd_error *err);
 
 /* Return "Group" or "NcclGroup", even if the group was never opened. */
 const char *py_group_type_name(const py_group *self);
-/* Fail if the group has been opened, or is of another type than the kind's. */
+/* Fail if the group has been opened, or is not of this kind's type. */
 bool py_group_require_new(const py_group *self, const py_group_kind *kind);
 /* Reserve the object for the group that this thread has opened. Only one thread can succeed. */
 bool py_group_claim(py_group *self, const py_group_kind *kind);
@@ -132,13 +132,13 @@ bool py_group_require_cpu(const py_group *self, const char *function);
 /* Return timeout_ns, or the group's timeout if timeout_ns is negative. */
 int64_t py_group_timeout_or_own(const py_group *self, int64_t timeout_ns);
 
-/* Return the group that serves device memory as a new reference, or NULL without an exception. */
+/* Return a new reference to the group that serves device memory, or NULL without an exception. */
 py_group *py_group_get_device_group(py_group *self);
 /* Return a new reference to the group for the tensor's device: this group or its NcclGroup. */
 py_group *py_group_serving(py_group *self, PyObject *tensor, const char *function);
 
-/* Publish the opened group: other threads may use it from now on. The caller must have set all
- * other fields that are const after init. */
+/* Publish the opened group: other threads may use the group from now on. The caller must have set
+ * all other fields that are const after init. */
 void py_group_publish(py_group *self, const py_group_kind *kind, int rank, int size);
 /* Return a new list of the groups of a kind that have been opened and not freed. */
 PyObject *py_group_list(py_state *state, const py_group_kind *kind);

@@ -1,4 +1,4 @@
-/* The code of all collectives, which reads the arguments of a call by the row of its operation. */
+/* The code of all collectives: reads a call's arguments as its row of the table describes. */
 #include "python/group/operations.h"
 
 #include "core/mem.h"
@@ -17,7 +17,7 @@ typedef enum side_kind {
 
 typedef struct side_row {
     side_kind kind;
-    int value;  /* index of the side's parameter */
+    int value;  /* index of the parameter with the side's tensors */
     int splits; /* index of the parameter with the split sizes; 0 if there is none */
 } side_row;
 
@@ -94,8 +94,8 @@ is_given(PyObject *object)
                                 : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
 }
 
-/* Return true if the call implies that the blocks of all ranks have equal sizes: one tensor, cut
- * evenly. The other ranks' calls imply the same. */
+/* Return true if the call implies that the blocks of all ranks have equal sizes: the call has one
+ * tensor, cut evenly. The other ranks' calls imply the same. */
 static bool
 is_cut_evenly(const operation *op, const py_group_call *call)
 {
@@ -122,7 +122,7 @@ piece_count(const py_group_call *call, size_t piece)
     return call->operands->pieces[piece].tensor.view.count;
 }
 
-/* Fail unless the root, and no other rank, passes the argument. */
+/* Fail unless the root passes the argument, and other ranks do not. */
 static bool
 check_roots_argument(const py_group_call *call, int value)
 {
@@ -171,7 +171,7 @@ add_lists(const py_group_call *call, PyObject *lists)
 }
 
 /* Add the tensors of the side's parameter. If `before` was added earlier, a list must have as many
- * tensors as `before`, or if `before` is a list of lists, as each of these. */
+ * tensors as `before`, or, if `before` is a list of lists, as one of its lists. */
 static bool
 add_row(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
@@ -200,7 +200,7 @@ add_row(const py_group_call *call, const side_row *row, py_use use, const side_r
     return true;
 }
 
-/* Add the tensors of a parameter and set the side to them. */
+/* Add the tensors of a parameter and make them the tensors of a side. */
 static bool
 add_side(const py_group_call *call, const side_row *row, py_side *side, size_t nblocks,
          const side_row *before)

@@ -12,9 +12,9 @@
  * (parameters), (input), (output), beginning of the signature, documentation).
  *
  * `type`, `call` and `former` are c10d's: the OpType's number, the name of the backends' low-level
- * call, and its former name; "" if there is no such name. `recorded` is the name in the flight
- * recorder. `as_one` is the operation that coalesce() makes of several calls, or "". All parameters
- * can be positional; timeout, and async_op except for plans, are keyword-only. A side is one of
+ * call, and the former name of this call; "" if there is none. `recorded` is the name in the
+ * flight recorder. `as_one` is the operation that coalesce() makes of several calls, or "". All
+ * parameters can be positional; timeout, and async_op except for plans, are keyword-only. A side:
  *     NOTHING
  *     ONE(parameter)             a tensor
  *     MANY(parameter)            a list of tensors, which are moved together
@@ -23,8 +23,8 @@
  *     WHOLE(parameter)           a tensor with an equal part for each rank
  *     WHOLE_BY(parameter, rows)  a tensor with parts for the ranks, sized by parameter `rows`
  *     WHOLES(parameter)          a list of WHOLEs
- * Parameters are counted from 0. A call is in place if both sides are the same parameter. A side
- * that only the root has is passed only by the root. */
+ * Parameters are counted from 0. A call is in place if both sides are the same parameter. If only
+ * the root has a side, only the root may pass the side's parameter. */
 /* clang-format off */
 #define PY_OPERATION_LIST(X) \
     X(all_reduce, ALL_REDUCE, 1, "allreduce", "", "all_reduce", "all_reduce_coalesced", \

@@ -5,7 +5,7 @@
 #include "python/observe/recorder.h"
 #include "transport/context.h"
 
-/* Read a rank; NULL means any rank, as in c10d. */
+/* Read a rank; a NULL argument means any rank, as in c10d. */
 static bool
 read_peer(const py_group_call *call, PyObject *value, const char *name, int *rank)
 {

@@ -12,15 +12,15 @@
 
 typedef struct py_plan {
     PY_OBJECT_HEAD;
-    dd_coll coll; /* const after new */
-    /* const after new while a thread holds the plan (plan_enter); NULL once the plan has ended */
-    dd_prepared_call *call; /* owned */
-    py_flight *flight;      /* owned; its work is the work of `call` */
+    dd_coll coll; /* the collective; const after new */
+    /* `call` and `flight`: const while a thread holds the plan; NULL once the plan has ended */
+    dd_prepared_call *call; /* owned: the prepared call of the core */
+    py_flight *flight;      /* owned; the flight's work is the work of `call` */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    bool is_closed;   /* no thread may enter; the last thread that holds the plan ends it */
-    bool is_starting; /* a thread is starting the plan */
-    bool is_started;  /* the last start is unfinished: plan_finish_start has not run */
+    bool is_closed;   /* if true, no thread may enter; the last thread that leaves ends the plan */
+    bool is_starting; /* true while a thread starts the plan */
+    bool is_started;  /* true while the last start is unfinished, until plan_finish_start */
     uint64_t nstarts;
     dd_error previous; /* outcome of the previous start; valid while is_starting */
     int nholders;      /* number of threads that hold the plan and may use `call` and `flight` */
@@ -72,7 +72,7 @@ plan_end(py_plan *self)
     self->call = NULL;
     self->flight = NULL;
     if (call == NULL || flight->generation != dd_fork_generation()) {
-        return; /* the parent's plan: in this forked child, the plan's locks may be held forever */
+        return; /* a plan of the parent process: here, its locks may be held forever */
     }
     bool is_under_way = PY_WITHOUT_GIL(dd_prepared_destroy(call, py_flight_on_done, flight));
     if (!self->is_started) {
@@ -82,7 +82,7 @@ plan_end(py_plan *self)
     if (!is_under_way) {
         py_flight_on_done(flight->work, flight);
     }
-    py_flight_release(flight); /* the flight's outputs are still filled when the run ends */
+    py_flight_release(flight); /* an unfinished run still fills the flight's outputs */
 }
 
 static void
@@ -125,7 +125,7 @@ hold_locked(py_plan *self, bool is_busy)
     self->nbusy += is_busy ? 1 : 0;
 }
 
-/* Make this thread hold the plan until plan_leave. Fails if the plan is closed. */
+/* Make this thread hold the plan until plan_leave. Fail if the plan is closed. */
 static bool
 plan_enter(py_plan *self)
 {
@@ -210,7 +210,7 @@ copy_outcome_locked(const py_plan *self, dd_error *err)
     }
 }
 
-/* Reserve the plan: until end_reservation, no other thread can start or close the plan. */
+/* Reserve the plan: no other thread can then start or close the plan until end_reservation. */
 static bool
 plan_reserve(py_plan *self)
 {
@@ -239,7 +239,7 @@ plan_reserve(py_plan *self)
     return false;
 }
 
-/* End a reservation. is_started is false if the plan could not be started. */
+/* End a reservation. is_started must be false if the plan could not be started. */
 static void
 end_reservation(py_plan *self, bool is_started)
 {
@@ -280,7 +280,7 @@ plan_start(PyObject *object, PyObject *Py_UNUSED(unused))
     return plan_begin((py_plan *)object, false) ? Py_NewRef(Py_None) : NULL;
 }
 
-/* ---- waiting */
+/* ---- waiting for the end */
 
 /* Unpack the outputs of start number `nstart`. Unpack only once, even if several threads wait. */
 static void
@@ -438,7 +438,7 @@ plan_at(PyObject *plans, Py_ssize_t i)
     return (py_plan *)PyTuple_GetItem(plans, i);
 }
 
-/* End the reservations of the first `count` plans. The first `nstarted` have been started. */
+/* End the reservations of the first `count` plans, of which the first `nstarted` were started. */
 static void
 release_all(PyObject *plans, Py_ssize_t count, Py_ssize_t nstarted)
 {

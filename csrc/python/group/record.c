@@ -23,7 +23,7 @@ py_group_batch_isend_irecv(PyObject *self, PyObject *args, PyObject *kwargs)
     return call_python(self, "batch_isend_irecv", args, kwargs);
 }
 
-/* Set the recorder of this thread's calls; None removes it. Return the previous one, or None. */
+/* Set the recorder of this thread's calls; None removes it. Return the old recorder, or None. */
 PyObject *
 py_group_set_recorder(PyObject *object, PyObject *recorder)
 {

@@ -209,7 +209,7 @@ cpu_group_split(py_group *self, const int *ranks, int count, const dd_group_opti
     dd_group *group = NULL;
     if (!PY_GROUP_CALL(self->state, options->timeout_ns, dd_group_split, self->group, ranks, count, 0,
                        options, &group)) {
-        release_without_gil(group); /* split, but a signal handler has raised */
+        release_without_gil(group); /* not NULL if a signal handler raised after the split */
         Py_DECREF(part);
         return NULL;
     }

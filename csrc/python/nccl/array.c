@@ -6,12 +6,12 @@
 #include "python/tensor/memory.h"
 
 typedef struct nccl_memory {
-    py_memory memory; /* must be the first field */
+    py_memory memory; /* the base; must be the first field */
     const py_nccl *nccl;
 } nccl_memory;
 
-/* Free the memory. Runs on any thread and does not wait, because a stream may hang. Operations that
- * still use the memory hold a reference. */
+/* Free the memory, which no operation uses: unfinished operations hold references. Runs on any
+ * thread and must not wait, because a stream may hang. */
 static void
 nccl_memory_destroy(py_memory *memory)
 {

@@ -27,7 +27,7 @@ dd_record_call *py_nccl_record(const py_group *group, const py_nccl_item *item, 
 
 /* ---- estimates */
 
-/* Return the thread's batch that is an estimate, or NULL. */
+/* Return the thread's batch that collects calls for an estimate, or NULL. */
 py_nccl_batch *py_nccl_estimate_find(py_nccl_core *core);
 /* Add a call to the estimate; coalesced calls are added as several items. Return None, or a
  * completed Work. Return NULL with an exception if NCCL cannot estimate such a call, or if out of

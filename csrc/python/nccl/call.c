@@ -44,14 +44,14 @@ py_nccl_call_begin(const py_group_call *call)
 
 /* ---- single operations */
 
-/* The start of one operation. */
+/* The data that is needed to start one operation. */
 typedef struct py_launch {
     py_group *group;
     py_nccl_plan *plan;
     const py_nccl_item *item; /* the first item, which has the flight and the record */
     py_flight *flight;        /* the item's flight */
     const char *label;
-    int64_t timeout_ns; /* negative means the group's timeout */
+    int64_t timeout_ns; /* timeout; negative means the group's timeout */
     bool is_async;
 } py_launch;
 
@@ -155,7 +155,7 @@ launch_run(py_launch *launch)
 
 /* ---- coalesced calls */
 
-/* Link the flights of the batch, whose calls share one work. Return the first flight. */
+/* Link the flights of the batch, because its calls share one work. Return the first flight. */
 static py_flight *
 chain(py_nccl_batch *batch)
 {
@@ -293,7 +293,7 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
                      call->params->function);
         return py_group_call_fail(call);
     }
-    /* Use the names of send and recv for isend and irecv, in messages and records. */
+    /* Messages and records use the names send and recv also for isend and irecv. */
     call->flight->operands.function = message->is_send ? "send" : "recv";
     /* Do not copy a received tensor's old contents: the message fills the whole tensor. */
     call->operands->pieces[0].is_input = message->is_send;

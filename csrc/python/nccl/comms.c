@@ -48,7 +48,7 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
         raise_made(); /* another thread has already run __init__ */
     }
     Py_BEGIN_ALLOW_THREADS
-    dd_nccl_team_close(team); /* NULL, or new if a signal handler raised */
+    dd_nccl_team_close(team); /* not NULL if a signal handler raised */
     Py_END_ALLOW_THREADS
     return -1;
 }

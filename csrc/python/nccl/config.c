@@ -69,7 +69,7 @@ py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *confi
 
 typedef struct coll_config {
     dd_nccl_config values;
-    dd_nccl_abi_coll_config packed; /* points into `values` */
+    dd_nccl_abi_coll_config packed; /* configuration in NCCL's format; points into `values` */
 } coll_config;
 
 static void

@@ -43,7 +43,7 @@ PY_NCCL_METHOD(connect)
 
 /* ---- the communicator */
 
-/* Return the communicator on the group's device as a new reference, or fail if there is none. */
+/* Return a new reference to the communicator on the group's device, or fail if there is none. */
 static dd_nccl_comm *
 find_group_comm(py_group *self, const char *function)
 {
@@ -201,7 +201,7 @@ PY_NCCL_PLAIN_METHOD(properties)
 
 /* ---- buffers */
 
-/* Read the memory to register: an address and a number of bytes, or a tensor to keep alive. */
+/* Read memory to register: an address and a number of bytes, or a tensor to keep alive. */
 static bool
 read_memory(const py_group *self, PyObject *memory, PyObject *nbytes_object, void **data, size_t *nbytes)
 {

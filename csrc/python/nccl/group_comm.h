@@ -12,7 +12,7 @@
 
 /* Read a device number; NULL or None means the group's device. */
 bool py_nccl_comm_read_device(py_group *self, PyObject *object, int *device, const char *function);
-/* Return the group's communicator on a device as a new reference, and connect it if needed. */
+/* Return a new reference to the group's communicator on a device; connect it if needed. */
 dd_nccl_comm *py_nccl_comm_connect(py_group *self, int device);
 
 #endif

@@ -10,10 +10,10 @@
 /* A group being created from a parent group. */
 typedef struct child_group {
     const char *function;
-    int *ranks; /* owned; free with PyMem_Free */
+    int *ranks; /* owned array of the new group's ranks; free with PyMem_Free */
     int nranks;
     dd_nccl_group_options options;
-    PyObject *name; /* owned, or NULL; options.name borrows from it */
+    PyObject *name; /* owned name, or NULL; options.name borrows from this object */
     int device;
     PyObject *store; /* borrowed: the new group's store, or NULL for the parent's store */
 } child_group;
@@ -25,7 +25,7 @@ fini_child(child_group *child)
     Py_XDECREF(child->name);
 }
 
-/* Read ranks of the group. The caller frees the result with PyMem_Free. */
+/* Read ranks of the group as an array, which the caller frees with PyMem_Free. */
 static int *
 read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
 {
@@ -60,7 +60,7 @@ typedef struct child_args {
     PyObject *config;
 } child_args;
 
-/* Copy the parent's options and change them by the arguments. */
+/* Copy the parent group's options, and change the options that the arguments set. */
 static bool
 child_read_options(py_group *self, child_group *child, const child_args *request)
 {
@@ -74,7 +74,7 @@ child_read_options(py_group *self, child_group *child, const child_args *request
         child->options.name = request->name;
         return true;
     }
-    /* a group that grows keeps the parent's name */
+    /* without a list of ranks the group grows: a growing group keeps the parent's name */
     int nnamed = child->ranks != NULL ? child->nranks : 0;
     child->name = py_group_name_part(self, child->ranks, nnamed, INT_MAX, &child->options.name);
     return child->name != NULL;
@@ -150,7 +150,7 @@ split_comm(py_group *self, const child_group *child, int color, int key, dd_nccl
                                  &child->options.config, part, NULL);
     py_nccl_comm_release(comm);
     if (!is_made) {
-        py_nccl_comm_release(*part); /* NULL, or a new communicator if a signal handler raised */
+        py_nccl_comm_release(*part); /* not NULL if a signal handler raised after the split */
     }
     return is_made;
 }
@@ -261,7 +261,7 @@ shrink(py_group *self, child_group *child, const dd_nccl_exclusion *excluded)
                                  excluded, &child->options.config, &comm);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* NULL, or a new communicator if a signal handler raised */
+        py_nccl_comm_release(comm); /* not NULL if a signal handler raised after the shrinking */
         return NULL;
     }
     return wrap(self, child, rank, comm);
@@ -312,7 +312,7 @@ PY_NCCL_PLAIN_METHOD(grow_id)
     return is_made ? PyBytes_FromStringAndSize(id.bytes, (Py_ssize_t)sizeof id.bytes) : NULL;
 }
 
-/* This rank's part in growing a group. */
+/* The arguments of this rank for growing a group. */
 typedef struct grow_args {
     dd_nccl_unique_id id;
     bool has_id;
@@ -361,7 +361,7 @@ child_grow(py_group *self, const child_group *child, const grow_args *how)
                                  how->has_id ? &how->id : NULL, &comm, NULL);
     py_nccl_comm_release(parent);
     if (!is_made) {
-        py_nccl_comm_release(comm); /* NULL, or a new communicator if a signal handler raised */
+        py_nccl_comm_release(comm); /* not NULL if a signal handler raised after the growing */
         return NULL;
     }
     return wrap(self, child, how->rank, comm);

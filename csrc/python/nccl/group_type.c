@@ -44,7 +44,7 @@ is_shared_locked(const py_group *self)
     return false;
 }
 
-/* Return true if another object, created by _host_view(), shares the core's group. */
+/* Return true if a second object, created by _host_view(), shares the core's group. */
 static bool
 is_shared(const py_group *self)
 {
@@ -223,7 +223,7 @@ nccl_group_method_abort(PyObject *object, PyObject *const *args, Py_ssize_t narg
 
 /* ---- process exit */
 
-/* Remove closed groups, and groups that a forked child inherited, from the list. */
+/* Remove closed groups and groups inherited through a fork from the list. */
 static int
 keep_open(PyObject *groups)
 {
@@ -300,7 +300,7 @@ py_nccl_shut_down(PyObject *module, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* ---- small switches */
+/* ---- the host view, and small switches */
 
 static PyObject *
 group_host_view(PyObject *object, PyObject *Py_UNUSED(unused))

@@ -43,7 +43,7 @@ static _Atomic(const py_nccl *)
     /* NCCL for the allocator's functions; NULL until requested, and after the module's end */
     loaded;
 
-/* Return NCCL for the allocator's functions; NULL if it is not loaded, or in a forked child. */
+/* Return the allocators' NCCL state; NULL if NCCL is not loaded, or in a forked child. */
 static const py_nccl *
 find_nccl(void)
 {

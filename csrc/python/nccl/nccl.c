@@ -58,7 +58,7 @@ load_and_keep(py_state *state, const load_arguments *arguments)
         Py_RETURN_NONE;
     }
     nccl_destroy(nccl);
-    /* Ignore the error if another thread loaded NCCL first: this thread then set its key too
+    /* Ignore the error if another thread has loaded NCCL first: then this thread's key came too
      * late. */
     if (PY_ONCE_GET(&state->nccl) == NULL && !py_error_check_of_group(state, status, &err)) {
         return NULL;

@@ -20,7 +20,7 @@ typedef struct py_nccl {
 
 /* Return NCCL's state (borrowed), and load the libraries if needed. */
 py_nccl *py_nccl_get(py_state *state);
-/* Module functions. */
+/* Functions of the module (module.c). */
 PyObject *py_nccl_load(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 /* Return the reason why NCCL cannot be loaded, or None if it can. Does not check the driver. */
 PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
@@ -48,36 +48,36 @@ void py_nccl_mem_free(const py_nccl *nccl, int device, void *data);
 typedef struct py_nccl_item {
     py_flight *flight; /* owned by the batch, once the item is in a batch */
     dd_nccl_op op;     /* the operation, without its blocks */
-    /* the object that owns op.config, or NULL; borrowed, and owned once the item is in a batch */
+    /* owner of op.config, or NULL; borrowed, but owned once the item is in a batch */
     PyObject *config;
 } py_nccl_item;
 
 /* A thread's calls between start_coalescing and end_coalescing, or of an estimate; see batch.h.
  * Only that thread uses the fields below `thread`. */
 typedef struct py_nccl_batch {
-    struct py_nccl_batch *next; /* guarded by py_nccl_core.lock */
-    unsigned long thread;       /* const: the ID of the thread */
+    struct py_nccl_batch *next; /* the next batch in the list; guarded by py_nccl_core.lock */
+    unsigned long thread;       /* the ID of the batch's thread; const */
     bool is_estimate;
     py_nccl_item *items;
     size_t nitems;
     size_t capacity;
 } py_nccl_batch;
 
-/* The fields of an NcclGroup that a Group lacks. */
+/* The fields of an NcclGroup that a Group (on the CPU) lacks. */
 typedef struct py_nccl_core {
     /* The fields from here to `recorded` are const once a group has the core. */
-    dd_nccl_group *group; /* owned by the group's object */
-    /* options for groups created from this group, without the name */
+    dd_nccl_group *group; /* the core library's group; owned by the Python object */
+    /* options for groups created from this group, except the name */
     dd_nccl_group_options options;
-    bool is_bound;               /* the caller bound the group to a device */
-    bool is_blocking_wait;       /* wait() blocks the host */
-    bool is_host_taken;          /* tensors in host memory are accepted and staged */
+    bool is_bound;               /* true if the caller bound the group to a device */
+    bool is_blocking_wait;       /* true if wait() blocks the host, not only streams */
+    bool is_host_taken;          /* true if tensors in host memory are accepted and staged */
     dd_recorder_group *recorded; /* the flight recorder's entry, borrowed from `group`, or NULL */
-    /* atomic, see py_nccl_core_device: the bound or first used device, or PY_NO_DEVICE */
+    /* the bound or first used device, or PY_NO_DEVICE; atomic (py_nccl_core_device) */
     atomic_int device;
-    atomic_uint_fast64_t watch_id; /* atomic: the group's id in the monitor, or 0 */
+    atomic_uint_fast64_t watch_id; /* the group's id in the monitor, or 0; atomic */
     py_lock lock;
-    py_nccl_batch *batches; /* owned list of the threads' open batches; guarded by lock */
+    py_nccl_batch *batches; /* list of the threads' open batches; owned; guarded by lock */
 } py_nccl_core;
 
 static inline int
@@ -94,7 +94,7 @@ py_nccl_core_note_device(py_nccl_core *core, int device)
     (void)atomic_compare_exchange_strong(&core->device, &none, device);
 }
 
-/* Choose the device for an operation without tensors; warn if the device is a guess. */
+/* Choose the device for an operation without tensors; warn if the choice is a guess. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
 
 extern PyType_Spec py_nccl_group_spec;
@@ -105,7 +105,7 @@ PyObject *py_nccl_group_empty(PyObject *self, PyObject *const *args, Py_ssize_t 
 /* Methods defined in nccl/group_comm.c and nccl/group_comm_make.c. */
 #define PY_NCCL_METHOD(name) \
     PyObject *py_nccl_group_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-/* Declare a method without arguments. */
+/* Declare a method of NcclGroup without arguments. */
 #define PY_NCCL_PLAIN_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *Py_UNUSED(unused))
 PY_NCCL_METHOD(connect);
 PY_NCCL_METHOD(split);
@@ -122,7 +122,7 @@ PY_NCCL_METHOD(register);
 PY_NCCL_METHOD(deregister);
 PY_NCCL_METHOD(comm_pointer);
 PY_NCCL_PLAIN_METHOD(split_count);
-/* Method defined in nccl/window.c. */
+/* A method defined in nccl/window.c. */
 PY_NCCL_METHOD(new_window);
 
 /* Create a core for `group`, with `device` or PY_NO_DEVICE. The caller still owns `group`, and may
@@ -153,7 +153,7 @@ bool py_nccl_find_coll_config(const py_nccl *nccl, PyObject **capsule,
 
 /* ---- running calls, like py_group_call_run (group/call.c) */
 
-/* Prepare the flight's operands for tensors on devices. */
+/* Prepare the operands of the call's flight for tensors in device memory. */
 void py_nccl_call_begin(const py_group_call *call);
 PyObject *py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 PyObject *py_nccl_call_run_message(py_group_call *call, const py_group_message *message);

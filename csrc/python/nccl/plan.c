@@ -42,7 +42,7 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
     return false;
 }
 
-/* Allocate the array of streams for this number of items. */
+/* Allocate the plan's array of streams, large enough for this number of items. */
 static bool
 plan_reserve_streams(py_nccl_plan *plan, size_t nitems)
 {
@@ -84,7 +84,7 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
     return true;
 }
 
-/* ---- sizes */
+/* ---- counting copies and scratch memory */
 
 static void
 count_pieces(const py_operands *operands, totals *sum)

@@ -2,10 +2,10 @@
 #include "python/nccl/team.h"
 
 typedef struct py_nccl_rank_comm {
-    py_nccl_handle base; /* must be the first field; the handle is a reference to a dd_nccl_comm */
-    int rank;            /* const */
-    int size;            /* const */
-    int device;          /* const */
+    py_nccl_handle base; /* the base, must be first; the handle is a reference to a dd_nccl_comm */
+    int rank;            /* rank in the communicator; const */
+    int size;            /* number of ranks; const */
+    int device;          /* CUDA device number; const */
 } py_nccl_rank_comm;
 
 /* Destroy the communicator even if abort handles hold references to it: an abort handle can then no
@@ -93,7 +93,7 @@ rank_comm_init_rank(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     dd_nccl_unique_id id = py_nccl_unique_id_get(uid);
     dd_nccl_comm *comm = NULL;
     if (!PY_GROUP_CALL(state, timeout_ns, dd_nccl_comm_init, &spec, &id, 1, &comm, NULL)) {
-        py_nccl_comm_release(comm); /* NULL, or a new communicator if a signal handler raised */
+        py_nccl_comm_release(comm); /* not NULL if a signal handler raised after the creation */
         return NULL;
     }
     return py_nccl_rank_comm_create(state, comm);

@@ -9,12 +9,12 @@
 typedef struct py_nccl_unique_id {
     PY_OBJECT_HEAD;
     py_lock lock;
-    dd_nccl_unique_id id; /* guarded by lock, because __init__ may run again */
+    dd_nccl_unique_id id; /* the unique ID; guarded by lock, because __init__ may run again */
 } py_nccl_unique_id;
 
 typedef struct py_nccl_abort_handle {
     PY_OBJECT_HEAD;
-    dd_nccl_comm *comm; /* const: owned reference */
+    dd_nccl_comm *comm; /* owned reference to the communicator; const */
 } py_nccl_abort_handle;
 
 extern PyType_Spec py_nccl_comms_spec;
@@ -31,8 +31,8 @@ typedef struct py_nccl_handle {
     PY_OBJECT_HEAD;
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    void *handle;                  /* owned; NULL before it is set and after it is destroyed */
-    void (*destroy)(void *handle); /* set with the handle; must be called without the GIL */
+    void *handle; /* the object's communicators; owned; NULL before set and after destroyed */
+    void (*destroy)(void *handle); /* destroys `handle`; must be called without the GIL */
     int ncalls;
     bool is_closed;
 } py_nccl_handle;
@@ -46,9 +46,9 @@ void *py_nccl_handle_begin_late(py_nccl_handle *self);
 void py_nccl_handle_end(py_nccl_handle *self);
 /* Close the object: destroy the handle now, or when the last unfinished call ends. */
 void py_nccl_handle_close(py_nccl_handle *self);
-/* Return true if the object has no handle and is not closed. */
+/* Return true if the object is new: it has no handle and is not closed. */
 bool py_nccl_handle_is_new(py_nccl_handle *self);
-/* Take ownership of the handle. Return false if the object is not new. */
+/* Make the object own the handle. Return false if the object is not new. */
 bool py_nccl_handle_set(py_nccl_handle *self, void *handle, void (*destroy)(void *handle));
 
 PyObject *py_nccl_handle_enter(PyObject *object, PyObject *unused);
@@ -66,7 +66,7 @@ void py_nccl_handle_dealloc(PyObject *object);
         NULL, NULL, 0, NULL                                                              \
     }
 
-/* ---- objects */
+/* ---- creating and reading objects */
 
 /* Return a copy of the object's unique ID. */
 dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
@@ -81,10 +81,10 @@ typedef struct py_nccl_team_call {
     py_state *state;
     const char *function;
     py_operands operands;
-    dd_nccl_item *items;     /* owned array */
-    dd_cuda_stream *streams; /* owned array: the items' streams */
-    bool has_streams;        /* the caller passed streams */
-    bool is_one_stream;      /* all items share one stream */
+    dd_nccl_item *items;     /* owned array: the parts of the collective */
+    dd_cuda_stream *streams; /* owned array: the stream of each item */
+    bool has_streams;        /* true if the caller passed streams */
+    bool is_one_stream;      /* true if all items share one stream */
     size_t nitems;
     dd_nccl_redop redop;
     int root;
@@ -92,18 +92,18 @@ typedef struct py_nccl_team_call {
     const dd_nccl_abi_coll_config *config;
 } py_nccl_team_call;
 
-/* The parameters of a collective, and its use of tensors. */
+/* The parameters of a collective, and how it uses tensors. */
 typedef struct py_nccl_team_coll {
     const char *function;
     dd_nccl_item_kind kind;
     bool has_op;
     bool has_root;
-    bool has_outputs; /* the call takes a list of outputs in addition to the list of inputs */
+    bool has_outputs; /* true if the call takes a list of outputs besides the list of inputs */
     /* true: the input has a block per rank (reduce_scatter); false: the output has (all_gather) */
     bool is_input_wide;
 } py_nccl_team_coll;
 
-/* Indexed by dd_nccl_item_kind. */
+/* The table of collectives, indexed by dd_nccl_item_kind. */
 extern const py_nccl_team_coll py_nccl_team_colls[];
 
 /* The communicators that run a collective. */

@@ -250,7 +250,7 @@ read_streams(py_nccl_team_call *call, PyObject *object, const py_nccl_team_targe
 /* ---- arguments */
 
 typedef struct team_arguments {
-    PyObject *outputs; /* NULL if the inputs are also the outputs */
+    PyObject *outputs; /* list of outputs; NULL if the inputs are also the outputs */
     PyObject *inputs;
     PyObject *op;
     PyObject *root;

@@ -142,7 +142,7 @@ nccl_window_close(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyO
 
 /* ---- operations */
 
-/* One call of a window's method. Its first parameter is a tensor for a put, otherwise a rank. */
+/* One call of a window's method, whose first parameter is a tensor for a put, otherwise a rank. */
 typedef struct one_sided {
     py_nccl_window *window;
     const char *rank_name;
@@ -177,7 +177,7 @@ check_source(const one_sided *self, const py_group_call *call)
     return true;
 }
 
-/* Begin a call. On failure return false with an exception; the call must then not be ended. */
+/* Begin a call. On failure return false with an exception; the call must not be ended then. */
 static bool
 one_sided_begin(one_sided *self, PyObject *object, py_group_call *call, py_params *params,
                 PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

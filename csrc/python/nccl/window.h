@@ -7,9 +7,9 @@
 
 typedef struct py_nccl_window {
     PY_OBJECT_HEAD;
-    /* The fields are const once the window has been created. */
-    py_group *group;              /* owned */
-    dd_nccl_group_window *window; /* owned; NULL if the window could not be opened */
+    /* All fields are const once the window has been created. */
+    py_group *group;              /* owned reference to the NcclGroup */
+    dd_nccl_group_window *window; /* the core's window; owned; NULL if opening the window failed */
     py_tensor memory;             /* the tensor that this rank passed */
 } py_nccl_window;
 

@@ -10,7 +10,7 @@ typedef struct waiting_streams {
     size_t count;
 } waiting_streams;
 
-/* Make the streams wait for the operation, and empty the list. */
+/* Make the streams in the list wait for the operation, and empty the list. */
 static bool
 order(const py_work *self, waiting_streams *streams)
 {
@@ -46,7 +46,7 @@ order_waiting_streams(py_work *self)
         const py_device_scope *scope = &each->operands.device;
         void *asked[PY_MAX_STREAMS];
         if (scope->state == NULL) {
-            continue; /* a barrier has no tensors */
+            continue; /* a barrier has no tensors, and so no streams */
         }
         if (!py_device_query_streams(scope, asked)) {
             return false;

@@ -12,7 +12,7 @@
 #define CAPSULE_NAME "dldist.recorded_group"
 #define MAX_DIMENSIONS 16
 
-/* Names of operations that torch's analyser knows. Records keep pointers to these static names. */
+/* Names that torch's analyser knows for operations. Records keep pointers to these strings. */
 static const char *const names[] = {"send",
                                     "recv",
                                     "broadcast",
@@ -128,7 +128,7 @@ read_record_shape(PyObject *shape, dd_record_tensor *tensor, int64_t lengths[MAX
 {
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim > MAX_DIMENSIONS) {
-        ndim = MAX_DIMENSIONS; /* leave out the rest, because a record keeps fewer dimensions */
+        ndim = MAX_DIMENSIONS; /* leave out the other dimensions, because a record keeps fewer */
     }
     for (Py_ssize_t d = 0; d < ndim; d++) {
         lengths[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));

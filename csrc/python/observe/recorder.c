@@ -27,7 +27,7 @@ read_folder(py_recorder *self)
             self->folder[self->folder_len] = '\0';
         }
     }
-    PyErr_Clear(); /* frames of a package without a file are shown */
+    PyErr_Clear(); /* if the package has no file, stacks show frames of its code */
     Py_XDECREF(file);
     Py_XDECREF(package);
     return slash == NULL || self->folder != NULL;

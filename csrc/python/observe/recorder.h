@@ -23,7 +23,7 @@ dd_recorder_group *py_recorder_add_group(py_state *state, const char *kind, dd_b
  * process must have a recorder. */
 uint32_t py_recorder_stack(py_state *state);
 
-/* The record of a call. It borrows the shapes of the operands. */
+/* The record of a call. The record borrows the shapes of the operands. */
 typedef struct py_record {
     dd_record_call call;
     dd_record_tensor inputs[PY_RECORDER_MAX_TENSORS];

@@ -22,7 +22,7 @@ put_runs(const py_operands *operands, const py_side *side, dd_record_tensor *ten
 {
     size_t count = 0;
     const dd_view *last = NULL;
-    for (size_t i = 0; i < side->npieces; i++) { /* usually one iteration */
+    for (size_t i = 0; i < side->npieces; i++) { /* usually one iteration, for a single tensor */
         const dd_view *view = view_of(operands, side, i);
         if (last != NULL && has_same_shape(last, view)) {
             tensors[count - 1].count++;

@@ -6,7 +6,7 @@
 /* A code object that was seen in a stack. */
 typedef struct seen_code {
     PyObject *code; /* owned; its address is a key of the call sites; NULL if the entry is free */
-    bool is_hidden; /* the code belongs to the dldist package */
+    bool is_hidden; /* true if the code belongs to the dldist package */
 } seen_code;
 
 /* A recently seen stack: its frames, innermost first. */
@@ -20,7 +20,7 @@ typedef struct seen_stack {
 /* A descriptor of an attribute of frames. With the limited API, a frame's caller and instruction
  * can be read only by such attributes. */
 typedef struct frame_field {
-    PyObject *descriptor; /* owned */
+    PyObject *descriptor; /* owned: the attribute's descriptor */
     descrgetfunc get;     /* tp_descr_get of the descriptor's type */
 } frame_field;
 
@@ -28,18 +28,18 @@ typedef struct frame_field {
  * process exits. */
 struct py_recorder {
     uint64_t generation;   /* const: fork generation in which the recorder was created */
-    dd_recorder *recorder; /* const */
+    dd_recorder *recorder; /* const: the core's recorder */
     int max_frames;        /* const: maximum frames of a recorded stack; 0 to record no stacks */
     /* const: the dldist package's folder, with a slash at the end; frames of its code are hidden */
     char *folder;
     size_t folder_len;
-    frame_field back;        /* const: the attribute f_back */
-    frame_field instruction; /* const: the attribute f_lasti */
+    frame_field back;        /* const: how to read f_back, the caller's frame */
+    frame_field instruction; /* const: how to read f_lasti, the current instruction */
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    seen_code *codes; /* hash table with the code's address as key */
+    seen_code *codes; /* hash table of code objects with the code's address as key */
     size_t ncodes;
-    seen_stack *stacks; /* hash table with the two innermost frames as key */
+    seen_stack *stacks; /* hash table of recent stacks with the two innermost frames as key */
 };
 
 /* Return this process's recorder, or the one inherited from its parent; NULL if there is none. */

@@ -75,8 +75,8 @@ find_code_locked(const py_recorder *self, const PyObject *code)
     }
 }
 
-/* Return an attribute of the code as UTF-8, or "" if it is not a str. The text is borrowed from
- * *object, which is set to a new reference or NULL. */
+/* Return the code's attribute as UTF-8, or "" if the attribute is not a str. The text is borrowed
+ * from *object, which is set to a new reference or to NULL. */
 static const char *
 code_text(PyObject *code, const char *attribute, PyObject **object)
 {
@@ -89,8 +89,8 @@ code_text(PyObject *code, const char *attribute, PyObject **object)
 
 typedef enum code_kind {
     CODE_SHOWN,
-    CODE_HIDDEN,  /* the code belongs to the dldist package */
-    CODE_UNKNOWN, /* the code is not in the table */
+    CODE_HIDDEN,  /* code of the dldist package */
+    CODE_UNKNOWN, /* code that is not in the table */
 } code_kind;
 
 static code_kind
@@ -105,7 +105,7 @@ find_code_kind(py_recorder *self, const PyObject *code)
     return PY_LOCKED(&self->lock, kind_of(find_code_locked(self, code)));
 }
 
-/* Add the code unless another thread has added it. Return CODE_UNKNOWN if the table is full. */
+/* Add the code to the table unless another thread has. Return CODE_UNKNOWN if the table is full. */
 static code_kind
 add_code_locked(py_recorder *self, PyObject *code, bool is_hidden)
 {
@@ -133,7 +133,7 @@ find_or_add_code(py_recorder *self, PyObject *code)
     return PY_LOCKED(&self->lock, add_code_locked(self, code, is_hidden));
 }
 
-/* A running frame of this thread, which needs no reference; NULL after the outermost frame. */
+/* A running frame of this thread, and so without a reference; NULL after the outermost frame. */
 typedef struct frame_cursor {
     PyFrameObject *frame;
     dd_call_site_key key;
@@ -176,7 +176,7 @@ static frame_cursor
 caller_of(const py_recorder *self, frame_cursor cursor)
 {
     PyObject *back = frame_field_read(&self->back, cursor.frame);
-    Py_XDECREF(back); /* the running frame holds a reference to its caller */
+    Py_XDECREF(back); /* the running frame holds a reference to its caller's frame */
     if (back == NULL || back == Py_None) {
         PyErr_Clear(); /* if out of memory, CPython returns None with an exception */
         return (frame_cursor){.frame = NULL};
@@ -192,7 +192,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     for (; cursor.frame != NULL; cursor = caller_of(self, cursor)) {
         code_kind kind = find_or_add_code(self, (PyObject *)cursor.key.code);
         if (kind == CODE_UNKNOWN) {
-            break; /* the table of code objects is full */
+            break; /* this code is new, and the table of code is full */
         }
         frames[stack->nframes] = cursor.frame;
         stack->keys[stack->nframes++] = cursor.key;
@@ -204,7 +204,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack, PyFrameObj
     stack->is_whole = cursor.frame == NULL;
 }
 
-/* Add a new stack to the call sites, with its functions, files and lines. Return its number. */
+/* Add a new stack to the core's call sites, with functions, files and lines. Return its number. */
 static uint32_t
 add_stack(py_recorder *self, const seen_stack *stack, PyFrameObject *const *frames)
 {

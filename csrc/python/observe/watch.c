@@ -21,24 +21,24 @@
 
 /* The process's monitor. Never freed, because groups may be released until the process exits. */
 typedef struct py_watch {
-    uint64_t generation;       /* const */
-    dd_monitor *monitor;       /* const */
-    int64_t beat_timeout_ns;   /* const: time after which a silent heartbeat is an error */
-    bool is_beat_fatal;        /* const; end the process if the heartbeat stops */
+    uint64_t generation;       /* const: fork generation in which the monitor was created */
+    dd_monitor *monitor;       /* const: the core's monitor */
+    int64_t beat_timeout_ns;   /* const: time after which a missing heartbeat is an error */
+    bool is_beat_fatal;        /* const: true to end the process if the heartbeat stops */
     bool is_failure_fatal;     /* const: value of is_fatal for members that have `fail` */
-    atomic_bool has_heartbeat; /* atomic: a heartbeat is set */
+    atomic_bool has_heartbeat; /* atomic: true once a heartbeat is set */
     py_lock lock;
-    struct handled_signal *handled; /* owned list; guarded by lock */
+    struct handled_signal *handled; /* owned list of signals that request dumps; guarded by lock */
 } py_watch;
 
-/* A signal that requests dumps. */
+/* A signal at which the process writes dumps. */
 typedef struct handled_signal {
     struct handled_signal *next;
     int number;
     struct sigaction before;
 } handled_signal;
 
-/* The monitor and the process that it belongs to, for the signal handler. */
+/* For the signal handler: the monitor, and the process to which the monitor belongs. */
 static _Atomic(dd_monitor *) signalled_monitor;
 static atomic_int signalled_pid;
 
@@ -74,7 +74,7 @@ find_watch(const py_state *state)
     return watch != NULL && watch->generation == dd_fork_generation() ? watch : NULL;
 }
 
-/* Return the monitor. If needed, start it, with the caller's rank in its group. */
+/* Return the monitor. If there is none, start it with the caller's rank in the group. */
 static py_watch *
 require_watch(py_state *state, int rank)
 {
@@ -199,7 +199,7 @@ handle_signal(py_watch *watch, long number)
         return false;
     }
     if (handled->before.sa_handler == on_signal) {
-        dd_mem_free(handled); /* the handler is installed already */
+        dd_mem_free(handled); /* no new entry is needed: the handler is installed already */
         return true;
     }
     handled->number = (int)number;
@@ -210,7 +210,7 @@ handle_signal(py_watch *watch, long number)
     return true;
 }
 
-/* Restore the signals' earlier actions, except where a newer handler is installed. */
+/* Restore each signal's earlier action, unless a newer handler has been installed. */
 static void
 restore_signals(py_watch *watch)
 {
@@ -258,7 +258,7 @@ member_release(const dd_monitor_member *member)
     }
 }
 
-/* Add the member to the monitor; on failure release it and return -1 with an exception. */
+/* Add the member to the monitor; on failure release the member and return -1 with an exception. */
 static int
 watch_add_member(py_state *state, const dd_monitor_member *member, uint64_t *id)
 {

@@ -15,7 +15,7 @@ int py_watch_add(const py_group *group, const dd_monitor_member *extra, uint64_t
 /* Remove the group with this id from the monitor; an id of 0 has no effect. Release the group's
  * store, unless the monitor hangs in a call of this store. */
 void py_watch_remove(py_state *state, uint64_t id);
-/* Set the heartbeat that the monitor checks; NULL for none. The environment determines the
+/* Set the heartbeat that the monitor checks; NULL removes it. The environment determines the
  * heartbeat's timeout and the action if the heartbeat stops. No effect without a monitor, or if a
  * heartbeat is already set. */
 void py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);

@@ -6,7 +6,7 @@
 #include "python/observe/watch.h"
 
 typedef struct failure {
-    dd_nccl_group *group; /* owned reference */
+    dd_nccl_group *group; /* owned reference to the core's group */
     dd_error cause;
 } failure;
 
@@ -20,7 +20,7 @@ run_failure(void *arg)
     return NULL;
 }
 
-/* Fail the group on a new thread: releasing the events of completed works may hang in the
+/* Fail the group on a new thread, because releasing the events of completed works may hang in the
  * driver. */
 static void
 member_fail_nccl(void *ctx, const dd_error *cause)

@@ -6,16 +6,16 @@
 
 typedef struct py_bridge {
     dd_store head;
-    py_state *state;  /* borrowed; kept alive by `object` */
-    PyObject *object; /* const after open; owned */
-    bool is_generic;  /* const after open: created by py_bridge_open_generic */
+    py_state *state;  /* module state; borrowed; kept alive by `object` */
+    PyObject *object; /* the Python store; owned; const after open */
+    bool is_generic;  /* true if created by py_bridge_open_generic; const after open */
 } py_bridge;
 
-/* One operation. The thread holds the GIL from bridge_enter to bridge_leave. */
+/* One operation, during which the thread holds the GIL (bridge_enter to bridge_leave). */
 typedef struct bridge_call {
     py_bridge *bridge;
     const char *method;
-    const dd_wait *wait; /* NULL for an operation that cannot fail */
+    const dd_wait *wait; /* the caller's wait; NULL for an operation that cannot fail */
     PyGILState_STATE gil;
 } bridge_call;
 
@@ -247,7 +247,7 @@ make_arguments(const bridge_call *call, const dd_store_request *request, bool ha
     return args;
 }
 
-/* Run the generic form of an operation, for a class that does not override the method. */
+/* Run an operation's generic form, because the object's class does not override the method. */
 static dd_status
 run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -277,7 +277,7 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     bool may_lack_timeout = op == DD_STORE_GET || op == DD_STORE_QUEUE_POP;
     bool has_timeout = is_bounded && !(may_lack_timeout && is_overridden(&call));
     if (op == DD_STORE_GET && is_bounded && !has_timeout) {
-        /* The override of get may lack the timeout parameter: first call wait, with the timeout. */
+        /* The override of get may lack the timeout parameter: call wait first, with the timeout. */
         dd_store_request first = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
         dd_status status = bridge_run(store, &first, result, wait, err);
         if (status != DD_OK) {

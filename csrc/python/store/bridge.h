@@ -10,9 +10,9 @@
  * without the GIL, but only on threads that Python started. */
 dd_store *py_bridge_open(py_state *state, PyObject *object);
 
-/* Create the store that runs Store's own form of a method which the object's class does not
- * override. Like py_bridge_open, but append, multi_get, multi_set, try_get and barrier are built on
- * the other methods, instead of calling the object's methods of these names. */
+/* Create the store that runs a method of Store which the object's class does not override. Like
+ * py_bridge_open, but append, multi_get, multi_set, try_get and barrier are built on the object's
+ * other methods, instead of calling the object's methods of these names. */
 dd_store *py_bridge_open_generic(py_state *state, PyObject *object);
 
 /* Return the object of a bridge (borrowed), or NULL if the store is not a bridge. */

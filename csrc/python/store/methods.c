@@ -1,6 +1,6 @@
 /* The methods of dldist.Store. Store operations are rows of one table and take the same steps: turn
- * arguments into a request, run it without the GIL (py_call_begin to py_call_end), return its
- * result. */
+ * arguments into a request, run the request without the GIL (py_call_begin to py_call_end), return
+ * its result. */
 
 #include "python/store/store.h"
 
@@ -46,7 +46,7 @@ typedef struct arguments {
     py_bytes_list values;
     dd_bytes value_views[MAX_ARGS];
     size_t nvalues;
-    PyObject *timeout; /* borrowed, or NULL */
+    PyObject *timeout; /* the timeout argument, borrowed, or NULL */
 } arguments;
 
 static void

@@ -4,7 +4,7 @@
 typedef struct py_prefix_store {
     py_store base;
     PyObject *prefix;     /* the argument of __init__; written before `underlying`, then const */
-    PyObject *underlying; /* once, set after the store: the object that underlying_store returns */
+    PyObject *underlying; /* once, set after the store: the object for underlying_store */
 } py_prefix_store;
 
 typedef struct view_options {
@@ -62,8 +62,8 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
 
 /* Return the object of the bridge that this store is a view of (borrowed). Return NULL if other
  * references to the bridge exist: the garbage collector may count the bridge's reference to the
- * object only if this store is its only user. A Python store that keeps a PrefixStore of itself can
- * thus be freed. */
+ * object only if this store is the bridge's only user. A Python store that keeps a PrefixStore of
+ * itself can thus be freed. */
 static PyObject *
 object_of_own_bridge(const py_prefix_store *self)
 {
@@ -124,7 +124,7 @@ prefix_store_get_non_prefix(PyObject *object, void *Py_UNUSED(closure))
     return Py_XNewRef(object);
 }
 
-/* The timeout and has_extended_api are those of the underlying store, whatever its class. */
+/* Timeout and has_extended_api are the underlying store's, whatever its class. */
 
 static PyObject *
 prefix_store_get_timeout(PyObject *object, void *Py_UNUSED(closure))

@@ -9,19 +9,19 @@
 
 #include <stdatomic.h>
 
-/* The head of every store object. Must be the first member of the struct of each kind of store. */
+/* The head of every store object: must be the first member of each store type's struct. */
 typedef struct py_store {
     PY_OBJECT_HEAD;
-    const char *kind; /* const after new: "TCPStore"; NULL for a class written in Python */
+    const char *kind; /* built-in type's name: "TCPStore"; NULL for a class written in Python */
     dd_store *store;  /* once, set by __init__; NULL for a class written in Python */
-    /* atomic, relaxed: the timeout; only for a class written in Python */
+    /* timeout of a class written in Python, in nanoseconds; atomic, relaxed */
     atomic_int_fast64_t timeout_ns;
 } py_store;
 
 /* Return a new reference to the store of a Python object. An instance of exactly a built-in type
- * gives its own store. An instance of a class derived in Python gives a bridge (store/bridge.h), so
- * that its overrides are called. Returns NULL with an exception if the object is not a store;
- * `function` and `name` are for the message. */
+ * gives the instance's own store. An instance of a class derived in Python gives a bridge
+ * (store/bridge.h), so that the class's overrides are called. Returns NULL with an exception if the
+ * object is not a store; `function` and `name` are for the message. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
 /* Like py_store_acquire, but set *store to NULL if the object is NULL or None. */
@@ -53,11 +53,11 @@ dd_store *py_store_opened(const py_store *self);
 /* Raise the exception of py_store_opened for an object that is not open. */
 void py_store_raise_unopened(const py_store *self);
 
-/* One call of a method, with its wait, store and result. */
+/* One call of a store method, with the call's wait, store and result. */
 typedef struct py_call {
     py_wait wait;
-    dd_store *store; /* the object's own store, borrowed, or `fallback` */
-    /* owned: the store for a method that a Python class does not override, or NULL */
+    dd_store *store; /* the store that the call uses, borrowed: the object's own or `fallback` */
+    /* owned store for a method that a Python class does not override, or NULL */
     dd_store *fallback;
     dd_status status; /* result of the core's call */
     dd_error err;
@@ -84,7 +84,7 @@ typedef struct py_store_op {
     py_unbound unbound;
 } py_store_op;
 
-extern const py_store_op py_store_ops[]; /* indexed by dd_store_op */
+extern const py_store_op py_store_ops[]; /* rows, indexed by dd_store_op */
 
 /* Begin a call. If `timeout` is NULL or None, the store's timeout applies. On failure return false
  * with an exception; py_call_end must then not be called. */

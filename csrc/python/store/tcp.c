@@ -9,7 +9,7 @@
 
 typedef struct py_tcp_store {
     py_store base;
-    atomic_bool is_libuv; /* atomic: the argument use_libuv, which has no effect */
+    atomic_bool is_libuv; /* the argument use_libuv, which has no effect; atomic */
 } py_tcp_store;
 
 /* The arguments of __init__, converted to the core's options. */
@@ -18,7 +18,7 @@ typedef struct tcp_store_arguments {
     PyObject *secret;
     bool is_master;
     bool is_multi_tenant;
-    dd_tcp_registry *registry; /* NULL unless is_multi_tenant */
+    dd_tcp_registry *registry; /* the process's servers; NULL unless is_multi_tenant */
     bool is_libuv;
     int64_t port;
     int64_t world_size;

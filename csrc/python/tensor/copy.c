@@ -14,14 +14,14 @@ typedef struct tensor_transfer tensor_transfer;
  * order. Return false if memory runs out. */
 typedef bool transfer_fn(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dtype src_dtype);
 
-/* One of the module's functions, as a table row. */
+/* A table row that describes one of the module's functions. */
 struct tensor_transfer {
     const char *function;
-    const char *dst; /* names of the function's parameters */
+    const char *dst; /* name of the first parameter */
     const char *src;
     transfer_fn *run;
     bool (*is_supported)(const tensor_transfer *t, dd_dtype dst, dd_dtype src);
-    dd_redop op; /* the reduction; only used by run_reduce */
+    dd_redop op; /* the reduction; used only by run_reduce */
 };
 
 static bool
@@ -95,7 +95,7 @@ run_reduce(const tensor_transfer *t, const dd_view *dst, const void *src, dd_dty
     return true;
 }
 
-/* Find the range of addresses from the view's first element in memory to the end of its last. */
+/* Find the addresses of the view's first byte and of the end of its last byte in memory. */
 static void
 find_extent(const dd_view *view, uintptr_t *begin, uintptr_t *end)
 {

@@ -17,7 +17,7 @@ struct py_devices {
     PyObject *explicit_streams; /* stream that each thread has set (base/thread_values.h) */
 };
 
-/* Return the state's py_devices, and create it if needed. */
+/* Return the state's py_devices, and create the py_devices if needed. */
 static struct py_devices *
 devices_of_state(py_state *state)
 {
@@ -95,12 +95,12 @@ query_explicit(const py_state *state, void **handle)
     return to_handle(Py_NewRef(stream), handle) ? 1 : -1;
 }
 
-/* Return a function of an imported module, found by a path of attributes: a new reference, or NULL
- * without an exception. */
+/* Return a new reference to a function of an imported module, found by a path of attributes; NULL
+ * without an exception if it is not found. */
 static PyObject *
 find_imported(const char *module_name, const char *const *attributes)
 {
-    PyObject *modules = PySys_GetObject("modules"); /* borrowed */
+    PyObject *modules = PySys_GetObject("modules"); /* borrowed dict of the imported modules */
     PyObject *found = modules != NULL ? PyMapping_GetItemString(modules, module_name) : NULL;
     for (size_t i = 0; found != NULL && attributes[i] != NULL; i++) {
         PyObject *next = PyObject_GetAttrString(found, attributes[i]);
@@ -174,7 +174,7 @@ stream_query(const py_stream *stream, py_state *state, int device, void **handle
         return is_explicit > 0;
     }
     switch (stream->kind) {
-    /* the thread has set no stream now: use the stream of the call */
+    /* this thread has set no stream now: use the stream that it had set at the call */
     case PY_STREAM_EXPLICIT:
         *handle = stream->handle;
         return true;
@@ -208,8 +208,8 @@ is_same_stream(const py_stream *a, const py_stream *b)
     return a->kind == b->kind && a->query == b->query && a->handle == b->handle;
 }
 
-/* Query the handle of the stream, and add the stream to the scope unless the scope has it. A stream
- * set by this thread takes precedence. */
+/* Query the handle of the stream, and add the stream to the scope unless the scope has it. If this
+ * thread has set a stream, use that stream instead. */
 static bool
 note_stream(py_device_scope *scope, py_stream stream, int device, const py_argument *argument)
 {
@@ -288,10 +288,10 @@ query_device(const py_argument *argument, int *device)
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
         }
-        PyErr_Clear(); /* only NumPy and similar libraries lack __dlpack_device__ */
+        PyErr_Clear(); /* only NumPy and similar libraries for host memory lack __dlpack_device__ */
         return 0;
     }
-    PyObject *pair = PySequence_Tuple(answer); /* does not copy a tuple */
+    PyObject *pair = PySequence_Tuple(answer); /* if `answer` is a tuple, no copy is made */
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
@@ -304,7 +304,7 @@ query_device(const py_argument *argument, int *device)
     return is_ok ? py_device_is_cuda(type) : -1;
 }
 
-/* Like query_device; exceptions name the argument. */
+/* Like query_device, but exceptions name the argument. */
 static int
 find_device(const py_argument *argument, int *device)
 {
@@ -337,7 +337,7 @@ py_device_has(const py_argument *argument)
     return find_device(argument, &device);
 }
 
-/* Find the kind of stream of the tensor's library. Return false if its stream is unknown. */
+/* Find the kind of stream that the tensor's library uses. Return false if the stream is unknown. */
 static bool
 find_stream_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
 {
@@ -423,7 +423,7 @@ py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argumen
 
 /* ---- streams set by callers */
 
-/* Return the handle from (version, handle), the result of __cuda_stream__(): a new reference. */
+/* Return a new reference to the handle in (version, handle), the result of __cuda_stream__(). */
 static PyObject *
 call_protocol(PyObject *object)
 {

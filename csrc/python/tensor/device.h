@@ -31,7 +31,7 @@ typedef enum py_stream_kind {
 typedef struct py_stream {
     py_stream_kind kind;
     dl_current_stream query; /* the function that queries the stream; only for PY_STREAM_EXCHANGE */
-    void *handle;            /* the stream when the call was made */
+    void *handle;            /* the handle of the stream when the call was made */
 } py_stream;
 
 /* The devices and streams of the tensors of one call. */
@@ -41,19 +41,19 @@ typedef struct py_device_scope {
      * unknown. If find_stream is NULL, this is the default stream. */
     bool (*find_stream)(void *ctx, int device, void **stream);
     void *ctx;
-    int device;         /* the device of all tensors; PY_NO_DEVICE before the first */
-    bool is_host_taken; /* host memory is also accepted, and staged */
-    bool has_host;      /* a tensor was in host memory */
-    /* the stream of a tensor's library is unknown, so the host must wait for the operation's end */
+    int device;         /* the device of all tensors; PY_NO_DEVICE before the first tensor */
+    bool is_host_taken; /* true if host memory is also accepted, and staged */
+    bool has_host;      /* true if a tensor was in host memory */
+    /* true if a tensor's library has an unknown stream, so that the host must wait for the end */
     bool is_blocking;
     /* True if all memory comes from allocators (torch's, CuPy's) that reuse memory in the order of
-     * its stream. Every call makes the stream wait for the operation before the call returns, so no
-     * memory need be kept until the device is done, as with the tensors of a kernel. If a tensor
-     * was allocated on another stream than it is used on, the caller must protect the tensor
-     * (record_stream), as with any kernel. */
+     * its stream. Every call makes the stream wait for the operation before the call returns, so
+     * memory need not be kept until the device is done, as for a kernel. If a tensor is used on
+     * another stream than it was allocated on, the caller must protect the tensor (record_stream),
+     * as for a kernel. */
     bool is_stream_ordered;
     size_t nstreams;
-    py_stream streams[PY_MAX_STREAMS]; /* without duplicates */
+    py_stream streams[PY_MAX_STREAMS]; /* streams of the tensors' libraries, without duplicates */
 } py_device_scope;
 
 void py_device_scope_init(py_device_scope *scope, py_state *state);
@@ -64,10 +64,10 @@ bool py_device_is_cuda(int device_type);
 /* Return 1 if the argument's memory is on a CUDA device, 0 if not, -1 with an exception. */
 int py_device_has(const py_argument *argument);
 
-/* Add the stream of a tensor that was read through the exchange API. */
+/* Add to the scope the stream of a tensor that was read through the exchange API. */
 bool py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, int device,
                              const py_argument *argument);
-/* Add the stream of dldist's own memory. */
+/* Add to the scope the stream of dldist's own memory. */
 bool py_device_note_own(py_device_scope *scope, int device, const py_argument *argument);
 
 /* Choose the stream to pass to the argument's __dlpack__. Set *stream to a new reference, or to
@@ -79,14 +79,14 @@ bool py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *fact
  * tensors added earlier, or on a device that the group does not serve. */
 bool py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argument *argument);
 
-/* Query the current streams of the libraries of the scope's tensors, on this thread. */
+/* Query, on this thread, the current streams of the libraries of the scope's tensors. */
 bool py_device_query_streams(const py_device_scope *scope, void *handles[PY_MAX_STREAMS]);
 
 /* Read a stream: an int, an object with __cuda_stream__, or a stream of torch or CuPy. */
 bool py_device_read_stream(const py_argument *argument, void **stream);
 
-/* _core._swap_stream(stream): set the CUDA stream that this thread works on; None removes it.
- * Return the previous one, or None. */
+/* Implement _core._swap_stream(stream): set the CUDA stream that this thread works on; None removes
+ * it. Return the previous stream, or None. */
 PyObject *py_device_swap_stream(PyObject *module, PyObject *stream);
 
 void py_device_state_destroy(py_state *state);

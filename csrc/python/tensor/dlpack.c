@@ -122,13 +122,13 @@ static bool
 read_legacy(py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
     const dl_managed *managed = tensor->managed;
-    /* DLPack 0 has no read-only flag, and arrays of these libraries are immutable. */
+    /* Set is_readonly for immutable arrays, because DLPack 0 has no read-only flag. */
     tensor->view.is_readonly = facts->library == PY_LIBRARY_JAX || facts->library == PY_LIBRARY_TENSORFLOW;
     return read_tensor(tensor, &managed->tensor, argument);
 }
 
-/* Call a method of the tensor. Return 1 if it returned True; 0 if it did not, or does not exist; -1
- * with an exception. */
+/* Call a method of the tensor. Return 1 if the method returned True; 0 if it did not return True or
+ * does not exist; -1 with an exception. */
 static int
 call_and_read_int(PyObject *object, PyObject *method)
 {
@@ -210,8 +210,8 @@ has_text(PyObject *exception, const char *words)
     return is_reported;
 }
 
-/* Return true if the current exception may mean that the function does not accept a keyword. A
- * TypeError with a traceback comes from inside a Python function, and counts only if its text
+/* Return true if the current exception may mean that the called function does not accept a keyword.
+ * A TypeError with a traceback comes from inside a Python function, and counts only if its text
  * mentions the keyword, because the function may have passed the keywords on. A TypeError from a C
  * function has no traceback; if it has another cause, the second call raises it again. */
 static bool

@@ -9,7 +9,7 @@
 /* The only major version whose layout is known. */
 #define PY_DLPACK_MAJOR 1
 
-/* DLTensor. Strides are in elements; before DLPack 1.2, NULL means row-major order. */
+/* DLTensor. Strides are in elements; before DLPack 1.2, NULL strides mean row-major order. */
 typedef struct dl_tensor {
     void *data;
     int32_t device_type;
@@ -23,7 +23,7 @@ typedef struct dl_tensor {
     uint64_t byte_offset;
 } dl_tensor;
 
-/* DLManagedTensor, of DLPack 0. */
+/* DLManagedTensor, the struct of DLPack 0. */
 typedef struct dl_managed {
     dl_tensor tensor;
     void *context;
@@ -50,14 +50,14 @@ typedef struct dl_managed_versioned {
 /* Set *stream to the stream that the library works on. Return 0, or -1 with an exception. */
 typedef int (*dl_current_stream)(int32_t device_type, int32_t device_id, void **stream);
 
-/* DLPackExchangeAPI. Functions that dldist does not call are void pointers. */
+/* DLPackExchangeAPI. Functions that dldist does not call are declared as void pointers. */
 typedef struct dl_exchange_api {
     dl_version version;
-    const struct dl_exchange_api *previous; /* the table of an older major version, or NULL */
+    const struct dl_exchange_api *previous; /* function table of an older major version, or NULL */
     void *allocate;
     int (*export_object)(void *object, dl_managed_versioned **managed);
     void *import_object;
-    /* fills in a borrowed view; NULL if not provided */
+    /* fill in a borrowed view of a tensor; NULL if the library does not provide this */
     int (*view_object)(void *object, dl_tensor *view);
     dl_current_stream current_stream;
 } dl_exchange_api;

@@ -6,7 +6,7 @@
 static const struct {
     const char *format; /* format of an exported buffer; NULL if there is none */
     char letters[3];    /* other one-letter formats of the dtype, valid if the item size matches */
-    uint8_t code;       /* DLDataTypeCode */
+    uint8_t code;       /* the dtype's DLDataTypeCode */
     /* element size in bytes; copied here, because every call with a tensor searches for it */
     uint8_t nbytes;
 } dtypes[DD_DTYPE_COUNT] = {
@@ -108,7 +108,7 @@ py_dtype_of_extension(const char *name, dd_dtype *dtype)
 const char *
 py_device_name(int device_type)
 {
-    /* The names of the values of DLDeviceType. */
+    /* The names of devices, indexed by DLDeviceType. */
     static const char *const names[] = {
         [PY_DEVICE_CPU] = "cpu",
         [2] = "cuda",

@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Read a signed integer of `size` bytes. In little-endian order, the first bytes of a wide integer
- * are the narrower integer. */
+/* Read a signed integer of `size` bytes: in little-endian order, the first bytes of a wide integer
+ * are the narrow integer. */
 static int64_t
 sign_extend(const void *element, size_t size)
 {

@@ -169,7 +169,7 @@ delete_versioned(dl_managed_versioned *managed)
     dd_mem_free(managed);
 }
 
-/* Release the exported memory unless a consumer took it, and has therefore renamed the capsule. */
+/* Release the exported memory, unless a consumer has taken it and has renamed the capsule. */
 static void
 destroy_capsule(PyObject *capsule)
 {
@@ -180,7 +180,7 @@ destroy_capsule(PyObject *capsule)
     }
 }
 
-/* Create the capsule of an export. Takes ownership of `managed`; NULL means that memory ran out. */
+/* Create the capsule of an export and own `managed`; if that is NULL, raise MemoryError. */
 static PyObject *
 make_capsule(py_memory *memory, void *managed, const char *name)
 {

@@ -11,10 +11,10 @@
  * Consumers may release exports on their own threads, so no function here needs the GIL. */
 typedef struct py_memory {
     atomic_uint refs;
-    dd_view view; /* const */
+    dd_view view; /* the elements; const */
     int64_t strides_in_elements[DD_VIEW_MAX_DIMS];
-    int device_type; /* const; DLDeviceType */
-    int device_id;   /* const */
+    int device_type; /* DLDeviceType of the memory; const */
+    int device_id;   /* number of the device; const */
     void (*destroy)(struct py_memory *memory);
 } py_memory;
 
@@ -26,14 +26,14 @@ void py_memory_release(py_memory *memory);
 /* Read the shape and dtype of a row-major view without memory. The shape is an int, or a list or
  * tuple of ints. `dtype` is a name, a dtype object of another library, or NULL for float32. */
 bool py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view);
-/* The two halves of py_memory_read_view. py_memory_read_shape needs a view whose dtype is set. */
+/* The two halves of py_memory_read_view. For py_memory_read_shape, view->dtype must be set. */
 bool py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype);
 bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 
-/* The common head of SharedArray (group/array.c) and NcclArray (nccl/array.c) objects. */
+/* The common head of the objects SharedArray (group/array.c) and NcclArray (nccl/array.c). */
 typedef struct py_memory_array {
     PY_OBJECT_HEAD;
-    py_memory *memory; /* const after new: a counted reference */
+    py_memory *memory; /* counted reference to the memory; const after new */
 } py_memory_array;
 
 /* Create an array object. Takes ownership of a reference to the memory, even on failure. */

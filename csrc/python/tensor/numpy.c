@@ -1,5 +1,5 @@
-/* Arrays are read as NumPy's own macros read them. The layout of these fields is part of NumPy's
- * ABI, unchanged since version 1.7; it is checked once against a buffer. */
+/* Arrays are read as NumPy's own macros read them. The layout of the fields is part of NumPy's ABI,
+ * unchanged since version 1.7; the first array is also read as a buffer, to check the layout. */
 #include "python/tensor/numpy.h"
 
 #include "python/base/error.h"
@@ -30,7 +30,7 @@ typedef struct numpy_descr {
     int number;
 } numpy_descr;
 
-/* The dtype plus 1 for each of NumPy's type numbers; 0 if not supported. */
+/* For each of NumPy's type numbers, the dtype plus 1; 0 if not supported. */
 #define PLUS_ONE(dtype) ((unsigned char)((dtype) + 1))
 #define SIZED(type, narrow, wide) PLUS_ONE(sizeof(type) == 4 ? (narrow) : (wide))
 static const unsigned char dtypes_plus_one[] = {
@@ -92,7 +92,7 @@ py_numpy_try_read(const py_state *state, PyObject *object, dd_view *view)
 static PyObject *
 find_ndarray(void)
 {
-    PyObject *modules = PyImport_GetModuleDict(); /* borrowed */
+    PyObject *modules = PyImport_GetModuleDict(); /* borrowed dict of the imported modules */
     PyObject *numpy = PyMapping_GetItemString(modules, "numpy");
     PyObject *type = numpy != NULL ? PyObject_GetAttrString(numpy, "ndarray") : NULL;
     Py_XDECREF(numpy);

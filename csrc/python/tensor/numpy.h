@@ -1,4 +1,4 @@
-/* Direct access to NumPy arrays: getting a buffer takes longer than the rest of a small call. */
+/* Direct access to NumPy arrays, because getting a buffer takes longer than the rest of a call. */
 #ifndef DD_PYTHON_TENSOR_NUMPY_H
 #define DD_PYTHON_TENSOR_NUMPY_H
 

@@ -16,7 +16,7 @@ py_tensor_set_row_major(dd_view *view)
     int64_t stride = (int64_t)dd_dtype_size(view->dtype);
     for (int i = view->ndim - 1; i >= 0; i--) {
         view->strides[i] = stride;
-        /* Skip 0: the other dimensions of an empty tensor may overflow when multiplied. */
+        /* Skip 0, because the other dimensions of an empty tensor may overflow when multiplied. */
         if (view->shape[i] != 0 && __builtin_mul_overflow(stride, view->shape[i], &stride)) {
             return false;
         }
@@ -137,7 +137,7 @@ read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
     return true;
 }
 
-/* The fields of a dict __array_interface__: new references, or NULL. */
+/* The values of a dict __array_interface__: new references, or NULL. */
 typedef struct array_interface {
     PyObject *shape;
     PyObject *strides;
@@ -357,8 +357,8 @@ py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_u
     return true;
 }
 
-/* Return the object that owns the memory of a NumPy view or a memoryview, or the object itself: a
- * new reference. */
+/* Return a new reference to the object that owns the memory of a NumPy view or a memoryview, or to
+ * the object itself. */
 static PyObject *
 find_owner(const py_state *state, PyObject *object)
 {
@@ -402,14 +402,13 @@ py_tensor_fini(py_tensor *tensor)
 {
     bool is_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
-    if (tensor->route != PY_ROUTE_NONE &&
-        is_borrowed) { /* usual case: runs no other code, so no exception is possible */
+    if (tensor->route != PY_ROUTE_NONE && is_borrowed) { /* usual case: runs no code that raises */
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {
         PyObject *exception = py_error_take();
         Py_CLEAR(tensor->pin);
-        PyBuffer_Release(&tensor->buffer); /* no effect if no buffer is held */
+        PyBuffer_Release(&tensor->buffer); /* has no effect if no buffer is held */
         py_dlpack_release(tensor);
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
@@ -421,7 +420,7 @@ int
 py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg)
 {
     Py_VISIT(tensor->object);
-    /* usually `object` again, to which the buffer holds a second reference */
+    /* usually `object` again, because the buffer holds a second reference to `object` */
     Py_VISIT(tensor->buffer.obj);
     return 0;
 }

@@ -1,5 +1,5 @@
-/* Any array as a dd_view, without a copy: by the buffer protocol, or DLPack's C exchange API or
- * capsules. */
+/* Any array as a dd_view, without a copy: by the buffer protocol, DLPack's C exchange API, or
+ * DLPack capsules. */
 #ifndef DD_PYTHON_TENSOR_TENSOR_H
 #define DD_PYTHON_TENSOR_TENSOR_H
 
@@ -16,15 +16,15 @@ typedef enum py_tensor_use {
     PY_TENSOR_OUT,
 } py_tensor_use;
 
-/* The way a tensor was read, which determines what py_tensor_fini releases. */
+/* The way in which a tensor was read: determines what py_tensor_fini releases. */
 typedef enum py_tensor_route {
     PY_ROUTE_NONE,
     PY_ROUTE_BUFFER,
     PY_ROUTE_ARRAY_INTERFACE, /* __array_interface__, for dtypes that ml_dtypes adds to NumPy */
-    PY_ROUTE_EXCHANGE,        /* __dlpack_c_exchange_api__ */
+    PY_ROUTE_EXCHANGE,        /* the C function table __dlpack_c_exchange_api__ */
     PY_ROUTE_OWN,             /* a SharedArray or an NcclArray: `object` keeps the memory alive */
-    PY_ROUTE_DLPACK,          /* __dlpack__, DLPack 1 */
-    PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0, which has no read-only flag */
+    PY_ROUTE_DLPACK,          /* a capsule from __dlpack__, DLPack 1 */
+    PY_ROUTE_DLPACK_LEGACY,   /* a capsule from __dlpack__, DLPack 0, which has no read-only flag */
 } py_tensor_route;
 
 /* A tensor in use: the memory of `view` stays valid until py_tensor_fini. The struct must be
@@ -33,7 +33,7 @@ typedef enum py_tensor_route {
 typedef struct py_tensor {
     /* is_contiguous is also false if elements are not aligned, so that such tensors are packed */
     dd_view view;
-    int device_type; /* DLDeviceType; 1 is the CPU */
+    int device_type; /* DLDeviceType of the memory; 1 is the CPU */
     int device_id;
     PyObject *object; /* owned: the object that the caller passed, to return as a result */
     PyObject *pin;    /* owned: a weak reference that py_tensor_pin creates, or NULL */
@@ -43,7 +43,7 @@ typedef struct py_tensor {
     py_tensor_route route;
     /* PY_ROUTE_BUFFER: the held buffer; its obj is NULL if the array was read without a buffer */
     Py_buffer buffer;
-    void *managed; /* owned: a dl_managed or dl_managed_versioned, or NULL */
+    void *managed; /* the producer's dl_managed or dl_managed_versioned, or NULL; owned */
 } py_tensor;
 
 /* Prepare a tensor for py_tensor_init. Faster than zeroing the struct: all other fields are written

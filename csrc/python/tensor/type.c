@@ -11,17 +11,17 @@
 #define CAPSULE_TYPES "dldist.tensor_types"
 
 typedef struct known_type {
-    /* the class, which is alive; only compared, never dereferenced; NULL if the slot is free */
+    /* address of a living class, only compared, never dereferenced; NULL if the slot is free */
     const PyObject *type;
     PyObject *ref; /* owned: a weak reference to the class, whose callback frees the slot */
     py_tensor_facts facts;
 } known_type;
 
-/* A hash table of facts. A class can be in only one slot, where it evicts another class. */
+/* A hash table of facts about classes. A class has one possible slot, where it evicts another. */
 struct py_tensor_types {
-    PyObject *on_freed; /* const, owned: the callback of the weak references */
+    PyObject *on_freed; /* the callback of the weak references; const; owned */
     py_lock lock;
-    known_type known[MAX_TYPES]; /* guarded by lock */
+    known_type known[MAX_TYPES]; /* the table's slots; guarded by lock */
 };
 
 /* ---- classes that are freed */
@@ -168,7 +168,7 @@ find_known_facts(py_tensor_types *types, const PyObject *type, py_tensor_facts *
     return is_known;
 }
 
-/* Add the facts about a class. If out of memory, the class's next object finds them again. */
+/* Add facts about a class. If out of memory, the facts are found again for the next object. */
 static void
 add_known_facts(py_tensor_types *types, PyObject *type, const py_tensor_facts *facts)
 {
@@ -190,7 +190,7 @@ py_tensor_type_find(const py_state *state, PyObject *object, py_tensor_facts *fa
 {
     PyObject *type = (PyObject *)Py_TYPE(object);
     if (!find_known_facts(state->tensor_types, type, facts)) {
-        find_facts(state, object, facts); /* may run Python code, which may call this function */
+        find_facts(state, object, facts); /* may run Python code that calls this function again */
         add_known_facts(state->tensor_types, type, facts);
     }
     choose_version(facts);

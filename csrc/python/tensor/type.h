@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-/* The top-level package that defines the class. */
+/* The library (top-level package) that defines a class of tensors. */
 typedef enum py_tensor_library {
     PY_LIBRARY_OTHER,
     PY_LIBRARY_TORCH,
@@ -20,8 +20,8 @@ typedef struct py_tensor_facts {
     /* the class's DLPack exchange API in the supported major version, or NULL */
     const dl_exchange_api *api;
     py_tensor_library library;
-    bool has_device; /* the class has __dlpack_device__ */
-    /* the class has is_neg() and is_conj(), for views that negate or conjugate their memory */
+    bool has_device; /* true if the class has __dlpack_device__ */
+    /* true if the class has is_neg() and is_conj(), for views that negate or conjugate memory */
     bool has_is_neg;
     bool has_is_conj;
 } py_tensor_facts;

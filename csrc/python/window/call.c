@@ -26,7 +26,7 @@ check_channel(const py_window *self, int channel, const char *function)
 
 /* ---- put and get */
 
-/* A put or a get. */
+/* A call of put or get. */
 typedef struct transfer_call {
     py_window *window;
     bool is_put;
@@ -161,12 +161,12 @@ PY_WINDOW_METHOD(flush)
 
 /* ---- signals */
 
-/* A call on one channel, and with one rank unless the method has no such parameter. */
+/* A call on one channel, and with one rank, unless the method takes no rank. */
 typedef struct signal_call {
     py_window *window;
     int rank;
     int channel;
-    int64_t timeout_ns; /* -1 means the group's timeout */
+    int64_t timeout_ns; /* timeout; -1 means the group's timeout */
 } signal_call;
 
 /* Read a timeout in milliseconds, as in torch; 0 means the group's timeout. */
@@ -188,7 +188,7 @@ take_timeout_ms(signal_call *call, int64_t timeout_ms, const char *function)
 typedef dd_status (*signal_function)(dd_window *window, int rank, int channel, const dd_wait *wait,
                                      dd_error *err);
 
-/* The definition of a signal method. */
+/* A row that describes a signal method. */
 typedef struct signal_method {
     const char *function;
     const char *rank; /* name of the first parameter, or NULL if the method takes no rank */

@@ -103,10 +103,10 @@ window_report_obstacle(py_window *self, int64_t timeout_ns)
 /* The arguments of Window(). */
 typedef struct window_arguments {
     PyObject *group;
-    PyObject *memory; /* NULL if not given */
+    PyObject *memory; /* tensor, or NULL if not given */
     bool is_whole;
-    PyObject *pad_size; /* NULL if not given */
-    PyObject *timeout;  /* NULL if not given */
+    PyObject *pad_size; /* size of the signal pad, or NULL if not given */
+    PyObject *timeout;  /* timeout, or NULL if not given */
 } window_arguments;
 
 static bool
@@ -136,7 +136,7 @@ window_take_and_open(py_window *self, const window_arguments *arguments)
         return false;
     }
     dd_region *region = self->data != NULL ? find_region_of_memory(self, arguments->is_whole)
-                                           /* find_region_of_memory may change self->data and
+                                           /* evaluate first: it may change self->data and
                                             * self->nbytes */
                                            : NULL;
     dd_window_options options = {
@@ -188,7 +188,7 @@ window_end(py_window *self)
     self->group = NULL;
     if (window != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        /* close the window, so that other ranks' operations on it fail: views may keep it alive */
+        /* views may keep the window alive: close it, so that other ranks' operations on it fail */
         dd_window_close(window);
         dd_window_release(window);
         Py_END_ALLOW_THREADS
@@ -224,8 +224,8 @@ window_close(PyObject *object, PyObject *Py_UNUSED(unused))
 /* A rank's memory as an array. The view keeps the window alive; a view of this rank's own memory
  * keeps the tensor alive instead. */
 typedef struct window_view {
-    py_memory memory;  /* must be the first field */
-    dd_window *window; /* owned reference, or NULL */
+    py_memory memory;  /* the base; must be the first field */
+    dd_window *window; /* owned reference to the window, or NULL */
     py_tensor tensor;
 } window_view;
 
@@ -244,12 +244,12 @@ destroy_view(py_memory *memory)
     dd_mem_free(view);
 }
 
-/* The memory that a view shows: a rank's data or its signal pad. */
+/* The memory that a view shows: a rank's data or a rank's signal pad. */
 typedef struct shown_memory {
     const char *function;
     const char *label;
     int rank;
-    uint8_t *data; /* NULL if this process has not mapped the memory */
+    uint8_t *data; /* address of the memory; NULL if this process has not mapped it */
     size_t nbytes;
     bool is_own; /* true for the memory that this rank passed */
 } shown_memory;
@@ -367,8 +367,8 @@ window_get_remote_tensor(PyObject *object, PyObject *const *args, Py_ssize_t nar
                : NULL;
 }
 
-/* Set the shape of the view to the rest of the pad from `offset` on. Used if no sizes, or an empty
- * list of sizes, are given. Return false with an exception on failure. */
+/* Set the shape of the view to the rest of the pad from `offset` on; for calls that give no sizes,
+ * or an empty list of sizes. Return false with an exception on failure. */
 static bool
 read_rest_of_pad(const py_window *self, int64_t offset, dd_view *view)
 {
@@ -501,7 +501,7 @@ is_in_region_of(dd_group *group, const dd_view *view)
     return is_found;
 }
 
-/* Return 1 if the memory is in a region of any CPU group, 0 if not, -1 with an exception. */
+/* Return 1 if the memory lies in a region of any CPU group, 0 if not, -1 with an exception. */
 static int
 is_in_any_region(py_state *state, const dd_view *view)
 {
@@ -534,8 +534,8 @@ py_window_is_shared(PyObject *module, PyObject *object)
     return is_shared >= 0 ? PyBool_FromLong(is_shared) : NULL;
 }
 
-/* Return the address of 32-bit element `offset` of the tensor, which must have `count` elements
- * from there on. Returns NULL with an exception on failure. */
+/* Return the address of the tensor's 32-bit element `offset`. Return NULL with an exception unless
+ * `count` elements exist from `offset` on. */
 static _Atomic uint32_t *
 words_of(const py_tensor *tensor, const py_argument *argument, int64_t offset, int64_t count)
 {

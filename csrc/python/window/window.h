@@ -7,9 +7,9 @@
 
 typedef struct py_window {
     PY_OBJECT_HEAD;
-    /* The fields are const after new until the garbage collector clears the window; then zero. */
-    py_group *group;   /* owned */
-    dd_window *window; /* owned */
+    /* All fields are const after new until the garbage collector clears the window; then zero. */
+    py_group *group;   /* owned reference to the Group */
+    dd_window *window; /* owned reference to the core's window */
     py_tensor memory;  /* the memory that this rank passed */
     uint8_t *data;     /* the memory that other ranks see: `memory`, or its whole region */
     size_t nbytes;

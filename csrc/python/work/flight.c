@@ -15,18 +15,18 @@
 
 struct py_completions {
     uint64_t generation; /* const: fork generation in which the queue was created */
-    py_state *state;     /* const */
+    py_state *state;     /* the module's state; const */
     atomic_bool has_thread;
     py_lock lock;
     /* The fields below are guarded by `lock`. */
-    dd_list spare; /* py_flights that are free for reuse */
+    dd_list spare; /* free flights, for reuse */
     size_t nspare;
-    dd_list held; /* py_flights that have failed, while a device may still use their tensors */
+    dd_list held; /* failed flights whose tensors a device may still use */
     dd_lock mu;
     pthread_cond_t cond;
     /* The fields below are guarded by `mu`. */
-    dd_list watched; /* py_flights that are done, whose watchers must be called */
-    dd_list orphans; /* py_flights that are done, whose Works have been dropped */
+    dd_list watched; /* ended flights whose watchers must be called */
+    dd_list orphans; /* ended flights whose Works have been dropped */
     bool is_stopped;
     bool is_drain_scheduled;
     atomic_bool has_orphans; /* atomic, relaxed: a hint that `orphans` is not empty */
@@ -37,7 +37,7 @@ struct py_completions {
 /* A watcher that has not been called yet. */
 typedef struct py_watcher {
     struct py_watcher *next;
-    PyObject *callback; /* owned */
+    PyObject *callback; /* owned: the Python callable */
 } py_watcher;
 
 static py_flight *
@@ -180,7 +180,7 @@ py_flight_destroy(py_flight *flight)
     dd_work_release(flight->work);
     PyObject *group = flight->group;
     give_spare(flight);
-    Py_XDECREF(group); /* may close the group */
+    Py_XDECREF(group); /* may be the last reference and so close the group */
 }
 
 static void
@@ -338,7 +338,7 @@ void
 py_flight_release(py_flight *flight)
 {
     if (flight->generation != dd_fork_generation()) {
-        return; /* the parent's flight: one of its locks may have been held at the fork */
+        return; /* a flight of the parent process: its locks may have been held at the fork */
     }
     dd_lock_take(&flight->queue->mu);
     bool is_left = !flight->is_done;
@@ -392,7 +392,7 @@ call_watcher(PyObject *watcher)
     }
 }
 
-/* Append a watcher to the flight's list. The queue's lock must be held. */
+/* Append a watcher to the flight's list. Must be called with the queue's lock held. */
 static void
 add_watcher_locked(py_flight *flight, py_watcher *made)
 {
@@ -489,7 +489,7 @@ notify(py_flight *flight)
 static py_completions *
 create_queue(py_state *state)
 {
-    /* Never freed, because threads of the core may end works until the process exits. */
+    /* The queue is never freed: threads of the core may end works until the process exits. */
     py_completions *queue = dd_mem_zalloc(sizeof *queue);
     if (queue == NULL) {
         PyErr_NoMemory();
@@ -576,7 +576,7 @@ count_held_locked(const py_completions *queue)
     return count;
 }
 
-/* Destroy held flights whose devices are done, and keep the other flights. */
+/* Destroy held flights whose devices are done with the tensors, and keep the other flights. */
 static void
 destroy_ready_held(py_completions *queue)
 {
@@ -616,7 +616,7 @@ py_completions_drain(py_state *state)
     }
 }
 
-/* Drain the queue, as a pending call, which the interpreter runs on the main thread. */
+/* Drain the queue: a pending call (Py_AddPendingCall), which Python runs on the main thread. */
 static int
 drain_later(void *arg)
 {
@@ -634,8 +634,8 @@ drain_later(void *arg)
     return 0;
 }
 
-/* Schedule a drain of the queue on the main thread. The queue's lock must be held, so that this
- * call is ordered before the stop of the queue: after the stop there may be no interpreter.
+/* Schedule a drain of the queue on the main thread. The queue's lock must be held, so that the
+ * drain is scheduled before the queue is stopped: after the stop there may be no interpreter.
  * Py_AddPendingCall neither waits for the GIL nor runs anything. */
 void
 py_completions_schedule_drain_locked(py_completions *queue)
@@ -648,8 +648,8 @@ py_completions_schedule_drain_locked(py_completions *queue)
 
 /* ---- the completion thread */
 
-/* Remove and return the next watched flight, and wait for a flight unless is_last_pass is true.
- * Return NULL if the completion thread must stop, or if the last pass is over. */
+/* Remove and return the next watched flight; wait for one unless is_last_pass is true. Return NULL
+ * if the completion thread must stop, or if no flight is left in the last pass. */
 static py_flight *
 take_watched(py_completions *queue, bool is_last_pass)
 {

@@ -1,5 +1,5 @@
 /* Declarations shared by work/work.c and work/flight.c. A flight is the Python references of an
- * operation (work/work.h). Call with the GIL held, or attached, unless noted otherwise. */
+ * operation (work/work.h). Call all functions with the GIL held, or attached, unless noted. */
 #ifndef DD_PYTHON_WORK_FLIGHT_H
 #define DD_PYTHON_WORK_FLIGHT_H
 
@@ -10,14 +10,14 @@
 
 typedef struct py_work {
     PY_OBJECT_HEAD;
-    /* owned reference; const after py_work_adopt; NULL if the Work has no operation */
+    /* the operation's references; owned; const after py_work_adopt; NULL without an operation */
     py_flight *flight;
 } py_work;
 
 /* Return the NCCL work (borrowed). The flight must have is_nccl set and must have started. */
 dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
 
-/* Block until the operation has ended. Call without the GIL. */
+/* Block until the operation has ended. Must be called without the GIL. */
 dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Read the argument of wait(timeout=None); None gives 0, which means no limit. */
@@ -28,8 +28,8 @@ bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t
 bool py_work_require_flight(const py_work *self, const char *text);
 /* Block until the operation has ended, and finish the flight. */
 bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
-/* Return 1 if the operation has ended and the flight is finished, 0 if not or if there is no
- * operation, or -1 with an exception. */
+/* Return 1 if the operation has ended and the flight is finished; 0 if the operation has not ended
+ * or there is none; -1 with an exception. */
 int py_work_poll(py_work *self);
 
 /* Return a new reference to the list of tensors that the flight's calls fill, or NULL with an
@@ -42,7 +42,7 @@ bool py_flight_is_done(py_flight *flight);
  * thread that holds a reference may call this any number of times. */
 bool py_flight_finish(py_flight *flight);
 
-/* Release the Work's reference to the flight. Call when the Work is destroyed. */
+/* Release the Work's reference to the flight. Must be called when the Work is destroyed. */
 void py_flight_release(py_flight *flight);
 
 /* Call `watcher` without arguments once the operation has ended: immediately if it has already

@@ -81,7 +81,7 @@ work_is_success(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     py_work *self = (py_work *)object;
     if (self->flight == NULL) {
-        Py_RETURN_TRUE; /* as in torch: without an operation there is no failure */
+        Py_RETURN_TRUE; /* as in torch: a Work without an operation cannot have failed */
     }
     int done = py_work_poll(self);
     return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
@@ -105,7 +105,7 @@ work_exception(PyObject *object, PyObject *Py_UNUSED(unused))
     return py_error_of_group(self->state, error->code, error);
 }
 
-/* Raise an error that names the method `label` and return false if the work is not done. */
+/* If the work is not done, raise an error that names the method `label` and return false. */
 static bool
 require_done(py_work *self, const char *label)
 {

@@ -9,7 +9,7 @@
 #include "python/observe/recorder.h"
 #include "xla/ffi.h"
 
-#define HANDLER "xla._CUSTOM_CALL_TARGET" /* the capsule name that XLA expects */
+#define HANDLER "xla._CUSTOM_CALL_TARGET" /* name of a capsule with a handler, as XLA expects */
 #define PROGRAM "dldist.ffi_program"
 
 PyObject *
@@ -53,7 +53,7 @@ read_blocks(py_state *state, PyObject *tuple, dd_block *blocks)
     return true;
 }
 
-/* The arguments of _ffi_program. py_ffi_program replaces the lists by tuples. */
+/* The arguments of _ffi_program. py_ffi_program replaces lists by tuples. */
 typedef struct program_request {
     int64_t number;
     PyObject *group;
@@ -194,7 +194,7 @@ program_capsule_destroy(PyObject *capsule)
     py_error_put(exception);
 }
 
-/* Fail unless the group is a CPU group that has been opened. */
+/* Fail unless the group is a CPU group (not an NcclGroup) that has been opened. */
 static bool
 require_group(const py_state *state, PyObject *group, const char *function)
 {

@@ -1,4 +1,4 @@
-/* MPI for XLA. A Python function creates the dldist group of each communicator. */
+/* MPI for XLA: each communicator is a dldist group, which a Python function creates. */
 #ifndef DD_PYTHON_XLA_MPI_H
 #define DD_PYTHON_XLA_MPI_H
 
