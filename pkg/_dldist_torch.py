@@ -1,7 +1,7 @@
 """Registers the backend "dldist" with torch.distributed; the first group imports dldist.
 
-This module is outside of the package because importing any part of dldist loads its extension:
-`import torch` calls autoload(), an entry point, which must be fast and must not fail.
+This module is outside of the package, because importing any part of dldist loads the extension.
+`import torch` calls the entry point autoload(), which must therefore be fast and must not fail.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def register() -> None:
 
 
 def _devices() -> list[str]:
-    """Return the device types that the backend name "dldist" stands for if given without devices.
+    """Return the device types that a group serves if its backend is just "dldist".
 
     Programs such as ShardedTensor expect all device types that a group serves.
     """
@@ -107,7 +107,7 @@ class _GlooReplacement(type):
         return groups_module is not None and groups_module.replaces_gloo(instance)
 
     def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.torch_class, name)  # PyTorch's attributes, such as options and devices
+        return getattr(cls.torch_class, name)  # take options and devices from PyTorch's class
 
 
 def set_as_gloo(use_dldist: bool) -> None:
@@ -135,10 +135,10 @@ def set_as_gloo(use_dldist: bool) -> None:
 
 
 def _make_create_wrapper(torch_class: Any) -> Any:
-    """Return a function that makes PyTorch's wrapper for debug level DETAIL, or None if PyTorch
-    lacks it.
+    """Return a function that creates PyTorch's wrapper for debug level DETAIL, or None if this
+    PyTorch has no wrapper.
 
-    The wrapper, in C++, exchanges messages only through PyTorch's own ProcessGroupGloo.
+    The wrapper is in C++, and exchanges messages only through PyTorch's own ProcessGroupGloo.
     """
     if not names.are_present(*_WRAPPER_NAMES):
         return None

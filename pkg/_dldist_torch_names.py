@@ -26,10 +26,10 @@ class Name:
 
     Args:
         path: The dotted name, starting with "torch"; "f(x)" is the parameter x of the function f.
-        purpose: The part of dldist that needs it.
-        since: The first release that has it.
+        purpose: The part of dldist that needs the name.
+        since: The first release of PyTorch that has the name.
         until: The last release that has the name, or in which dldist needs it; "" if none.
-        is_of_gloo: True if only builds of PyTorch with Gloo have it.
+        is_of_gloo: True if only builds of PyTorch with Gloo have the name.
     """
 
     def __init__(self, path: str, purpose: str, since: str = "2.6", until: str = "", is_of_gloo: bool = False) -> None:
@@ -135,7 +135,7 @@ def absent(version: str) -> list[Name]:
 
 @functools.cache
 def warn_of_absent_names() -> None:
-    """Emit one warning that lists absent names, with the features that need them, if any."""
+    """Emit one warning that lists absent names, if any, and the features that need the names."""
     import torch
 
     missing = absent(torch.__version__)

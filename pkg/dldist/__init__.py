@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     """Import the module that defines a name, when a program first uses the name."""
     if name in _MODULES:
         __import__(f"{__name__}.{name}")
-        return _sys.modules[f"{__name__}.{name}"]  # available also during the import of the module
+        return _sys.modules[f"{__name__}.{name}"]  # set even while the module is being imported
     return _find(name)
 
 
@@ -37,7 +37,7 @@ def __dir__() -> list[str]:
 def set_log_level(level: str) -> None:
     """Log dldist's activity to the logger "dldist"; `level` is "off", "info" or "debug"."""
     if _core._set_log_level(level):
-        # Import this only if the log is on, because the import loads logging and starts a thread.
+        # Import this module only if the log is on: the import loads logging and starts a thread.
         from dldist._base import log
 
         log.start(level)
@@ -51,10 +51,10 @@ def _stop_threads() -> None:
     for name in ("monitor_thread", "callback_thread"):
         module = _sys.modules.get(f"{__name__}._base.{name}")
         if module is not None:
-            _core._call_despite_ctrl_c(module.stop)  # called again if Ctrl-C interrupts it
+            _core._call_despite_ctrl_c(module.stop)  # stop is called again if Ctrl-C interrupts it
 
 
-_atexit.register(_stop_threads)  # registered first, so it runs after the functions of programs
+_atexit.register(_stop_threads)  # registered first, so it runs after all exit functions of programs
 
 
 def _set_log_level_from_environment() -> None:

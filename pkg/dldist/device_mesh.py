@@ -122,7 +122,7 @@ class DeviceMesh:
         self._group_refs = self._make_groups(self._layout, names, overrides)
 
     def _make_groups(self, layout: Layout, names: Sequence[str], overrides: Sequence[Override]) -> list[Any]:
-        """Create a group for each dimension; all ranks call this. Return the values to store."""
+        """Create a group for each dimension; all ranks must call this. Return names or Worlds."""
         refs = []
         for axis, name, override in zip(layout, names, overrides, strict=True):
             rank_rows = [[self._rank_map[place] for place in row] for row in rows((axis,), len(self._rank_map))]
@@ -284,7 +284,7 @@ class DeviceMesh:
         return unravel(row.index(self._rank), self.shape)
 
     def _own_row(self) -> list[int] | None:
-        """Return the mesh's ranks; in a slice of a mesh, the row with this rank, or None."""
+        """Return the mesh's ranks; in a slice, the row with this rank, or None if there is none."""
         rank_rows = [[self._rank_map[place] for place in row] for row in rows(self._layout, len(self._rank_map))]
         return rank_rows[0] if len(rank_rows) == 1 else next((row for row in rank_rows if self._rank in row), None)
 
@@ -297,8 +297,8 @@ class DeviceMesh:
 
     @property
     def mesh(self) -> Any:
-        """The ranks, as int32, in the library of the array passed; by default, of PyTorch or NumPy
-        if imported, else as a SharedArray."""
+        """The ranks as an int32 array of the library of the array passed, or by default of PyTorch
+        or NumPy if imported, else as a SharedArray."""
         row = self._own_row()
         if row is None:
             raise RuntimeError(
@@ -377,7 +377,7 @@ class DeviceMesh:
         return self._root_mesh or self
 
     def _get_root_mesh_dim(self) -> int | None:
-        """Return the index in the root of a one-dimensional mesh; None if it has no names."""
+        """Return the index in the root of this mesh's only dimension; None if it has no name."""
         if not self._mesh_dim_names:
             return None
         if len(self._mesh_dim_names) != 1:
@@ -385,7 +385,7 @@ class DeviceMesh:
         return self._get_root_mesh()._get_mesh_dim_by_name(self._mesh_dim_names[0])
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh, with groups, of the ranks that differ from this rank in these
+        """Return the mesh, with groups, of the ranks that differ from this rank only in these
         dimensions.
 
         Args:

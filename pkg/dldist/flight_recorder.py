@@ -42,7 +42,7 @@ def is_on() -> bool:
 
 
 def dump_pickle(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
-    """Return the records as a pickled dict in PyTorch's format. only_active omits completed ones.
+    """Return the records as a pickled dict in PyTorch's format. only_active omits completed calls.
 
     The keys are version, pg_config, pg_status, comm_lib_version and, if requested, entries.
     """
@@ -119,7 +119,7 @@ def reset() -> None:
 
 
 def register_writer(writer: Callable[[bytes], object] | None) -> None:
-    """Register a function that gets dumps without a path, also the watchdog's. None removes it.
+    """Register a function that gets all dumps without a path, even the watchdog's. None removes it.
 
     The watchdog writes a file if the interpreter does not call the function before a timeout.
     """

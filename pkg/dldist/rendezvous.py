@@ -79,7 +79,7 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
 
 
 def _create_store_from_options(backend_options: Any, rank: int) -> _core.Store:
-    """Return only the store, for a group of any size, unless WORLD_SIZE is set."""
+    """Return only the store. The group may have any size unless WORLD_SIZE is set (env://)."""
     url = _as_text(backend_options.init_method)
     world_size = -1
     if url.partition("://")[0] == "env":
@@ -177,13 +177,13 @@ class Meeting:
         self._generation = generation
         self._is_server = endpoint.is_server and endpoint.world_size > 1
         self._must_mark_connected = endpoint.is_client
-        # If rank 0 serves the store, "<pid> <host>" of rank 0, which sets it at the start.
+        # If rank 0 serves the store: the text "<pid> <host>" that rank 0 writes at the start.
         self._server = raw.get(self._server_key()) if endpoint.is_client else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = endpoint.rank
         self.world_size = endpoint.world_size
         if self._is_server:
-            # At exit, for programs that never call close(): other ranks may need the store.
+            # Also close at exit if the program never calls close(): other ranks may need the store.
             atexit.register(self.close)
 
     def __enter__(self) -> Meeting:
@@ -207,7 +207,7 @@ class Meeting:
             if self._raw.add(self._key("met"), 1) == self.world_size - 1:
                 self._raw.set(self._key("all met"), "")
         except _core.DistNetworkError:
-            pass  # rank 0 has left and waits for no rank
+            pass  # rank 0 has left and no longer waits for ranks
 
     def close(self, linger: float = LINGER_S) -> None:
         """Leave the store. Its server waits up to `linger` seconds for ranks that need it."""
@@ -220,13 +220,13 @@ class Meeting:
             if self.rank == 0:
                 self._raw.add(f"{self._prefix}/count", 1)
         except _core.DistError:
-            pass  # others are late or lost, and report it themselves
+            pass  # late or lost ranks report their own errors
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
 
     def close_after_failure(self) -> None:
-        """Close without waiting, after a failure. A thread may serve others for LINGER_S."""
+        """Close without waiting, after a failure. A thread may keep serving others for LINGER_S."""
         if self._raw is None or not self._is_server:
             self.close()
             return
@@ -370,12 +370,12 @@ def _rank_key(prefix: str, rank: int) -> str:
 
 def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: float) -> int:
     """Return the number of this rendezvous in this store. Rank 0 increments the number when it
-    starts a rendezvous and when it leaves, so odd numbers are open. No rank joins the same one
-    twice."""
+    starts a rendezvous and when it leaves, so an odd number is an open rendezvous. No rank joins
+    the same rendezvous twice."""
     prefix = _key_prefix(name)
     if endpoint.rank == 0:
         generation = store.add(f"{prefix}/count", 1)
-        if generation % 2 == 0:  # the number is odd if the previous rank 0 never left
+        if generation % 2 == 0:  # odd if the previous rank 0 never left
             generation = store.add(f"{prefix}/count", 1)
         store.set(f"{prefix}/{generation}", f"{os.getpid()} {os.uname().nodename}")
         return generation

@@ -43,7 +43,7 @@ _BACKEND = "CPU"
 
 
 _infos: dict[str, tuple[_core.Store, int, int]] = {}
-_worlds: dict[str, World] = {}  # Worlds of the groups in _infos that were used
+_worlds: dict[str, World] = {}  # by group name: each used group in _infos
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
@@ -182,7 +182,7 @@ class _SymmetricMemory(SymmetricMemory):
 
     @staticmethod
     def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
-        """Define a group that c10d does not know. At first use, all its ranks must join."""
+        """Define a group that c10d does not know. Its first use waits for all its ranks to join."""
         _infos[group_name] = (store, rank, world_size)
         _worlds.pop(group_name, None)
 
@@ -195,7 +195,7 @@ class _SymmetricMemory(SymmetricMemory):
         group_name: str | None = None,
         alloc_id: int | None = None,
     ) -> _core.SharedArray:
-        """Return empty() for row-major strides. Released memory may be reused, for any alloc_id."""
+        """Return empty() for row-major strides. alloc_id is ignored: released memory is reused."""
         if tuple(stride) != _row_major(size):
             raise NotImplementedError(f"empty_strided_p2p(): argument 'stride': got {tuple(stride)}, expected {_row_major(size)} (row-major)")
         _require_cpu("empty_strided_p2p", device)

@@ -68,7 +68,7 @@ class _Rank(child_calls.Call):
         try:
             parent_end.send_bytes(job)
         except OSError:
-            pass  # the process has ended, which read_message() will detect
+            pass  # the process has ended; read_message() will detect it
 
     def take(self) -> None:
         """Read the process's message, or record why there is none."""
@@ -99,7 +99,7 @@ class _Rank(child_calls.Call):
     def close(self) -> None:
         """End the process, and print the output."""
         if self.is_read and not self.failure:
-            self.child.wait(_DUMP_S)  # a thread of the test may keep the process running
+            self.child.wait(_DUMP_S)  # limited, as the test's threads may keep running
         super().close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
             for line in self._read(index).splitlines():

@@ -55,7 +55,7 @@ class World(_core.Group):
         ['hello']
     """
 
-    # Defaults for groups that split() creates, because these do not run __init__.
+    # Defaults for groups that split() creates, because split() does not run __init__.
     _meeting: Meeting | None = None
     _is_monitored = False
     serializer = "safe"
@@ -127,7 +127,7 @@ class World(_core.Group):
         return self.split(ranks, name, timeout) if self.rank in ranks or len(ranks) > self.size else None
 
     def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
-        """Create a group of some ranks. Only members call this. Closing this group closes it too.
+        """Create a group of some ranks. Only members call this. Closing the parent closes it too.
 
         Args:
             ranks: The members, including this rank, in order of their new ranks; the same on all.
@@ -187,7 +187,7 @@ class World(_core.Group):
 
     def _subgroup_set(self) -> WeakSet[World]:
         """The groups made from this group that are still referenced."""
-        return self.__dict__.setdefault("_subgroups", WeakSet())  # one set, even if threads race
+        return self.__dict__.setdefault("_subgroups", WeakSet())  # all threads get the same set
 
     def _subgroup_methods(self, method: str) -> list[Callable[..., object]]:
         """Forget the groups made from this group, and return each one's method of this name."""
@@ -404,7 +404,7 @@ def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
         if failure is not None:
             raise failure
     finally:
-        del failure  # its traceback refers to this frame, and so to the closed objects
+        del failure  # the traceback keeps this frame and the closed objects alive
 
 
 def _countdown(timeout: Timeout | None) -> Callable[[], float]:
@@ -417,7 +417,7 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
 
 
 def _wait_for_compiled_calls() -> None:
-    form = sys.modules.get("dldist.functional.form")  # if not imported, there are no compiled calls
+    form = sys.modules.get("dldist.functional.form")  # if not imported, no compiled calls exist
     if form is not None:
         form.wait_for_compiled_calls()
 

@@ -34,7 +34,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
         timeout_s: Seconds that the other ranks wait; None for the group's own timeout.
 
     Raises:
-        DistTimeoutError: On the waiting ranks, the debugger took longer. The group is unusable.
+        DistTimeoutError: On waiting ranks, if the debugger runs longer. The group is unusable.
     """
     caller = sys._getframe(1)
     location = caller.f_code.co_filename, caller.f_lineno

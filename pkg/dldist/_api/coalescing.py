@@ -1,4 +1,4 @@
-"""_coalescing_manager: several collectives as one operation."""
+"""_coalescing_manager: run several collectives as one operation."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
     """Run the calls in a `with` block as one operation.
 
     Without `device`, all calls must be of one kind (all_reduce, all_gather_single or
-    reduce_scatter_single) and have the same reduction. They run when the block ends; if it raises,
-    none runs. A process that is not in the group does nothing; the calls in the block warn.
+    reduce_scatter_single) and have the same reduction. They run when the block ends, unless the
+    block raises. A process that is not in the group does nothing; the calls in the block warn.
 
     Args:
         group: The group, or None for the default world.
         device: A device whose backend combines the calls itself; NCCL combines calls of any kind.
-        async_ops: True to not wait at the end of the block, but in wait() of the `with` value.
+        async_ops: If True, the end of the block does not wait; call wait() of the `with` value.
 
     Raises:
         RuntimeError: A call in the block is of another kind than the first call.
@@ -125,7 +125,7 @@ coalescing = _coalescing_manager  # the public name of _coalescing_manager
 
 
 class _TimeEstimator:
-    """A `with` block whose calls are only estimated. Its end sets `estimated_time` (us)."""
+    """A `with` block that estimates its calls without running them. Sets `estimated_time` (us)."""
 
     def __init__(self, backend: Any = None) -> None:
         self._backend = backend

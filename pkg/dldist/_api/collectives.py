@@ -206,7 +206,7 @@ def barrier(
     calls = calls_of(group)
     if _is_cpu_group(calls):
         device_group = calls._device_group if device_ids else None
-        if device_group is None:  # not passed on: the CPU has no devices to choose from
+        if device_group is None:  # the CPU ignores device_ids
             return calls.barrier(timeout=timeout, async_op=async_op)
         calls = device_group
     if not isinstance(device_ids, list | None):
@@ -229,7 +229,7 @@ def monitored_barrier(
         wait_all_ranks: Name all missing ranks; otherwise stop at the first.
 
     Raises:
-        DistTimeoutError: On rank 0: these ranks are missing. On others: rank 0 stopped waiting.
+        DistTimeoutError: Rank 0 lists the missing ranks; others report that rank 0 stopped waiting.
         DistPeerLostError, DistAbortedError: A rank was lost, or aborted the group.
 
     Example:
@@ -491,7 +491,7 @@ def all_to_all(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Send input_tensor_list[r] to each rank r, and receive output_tensor_list[r] from it.
+    """Send input_tensor_list[r] to each rank r; receive output_tensor_list[r] from each rank r.
 
     Args:
         output_tensor_list: One output for each rank (list or tuple), as large as that rank's input.
@@ -522,7 +522,7 @@ def all_to_all_single(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work | None:
-    """Send the r-th part of the first dimension to each rank r, and receive a part from it.
+    """Send part r of the input's first dimension to each rank r, and receive a part from each.
 
     Args:
         output: The parts received, in the order of the ranks.
@@ -585,7 +585,7 @@ def all_reduce_coalesced(
 
 
 def _former_name(name: str, call: Any) -> Any:
-    """Make the deprecated name of a function: it warns, then calls the function."""
+    """Create a function under a deprecated name, which warns and then calls `call`."""
 
     def renamed(*args: Any, **named: Any) -> Any:
         _deprecated(name, call.__name__)

@@ -85,9 +85,9 @@ class GroupFactory:
         self.desc = "undefined" if desc is None else desc
         self.is_reconfigurable = is_reconfigurable
         self.split_source: tuple[_core.Group, list[int]] | None = None
-        """A CPU group to split the new group from, and the new members' ranks in it; or None."""
+        """A CPU group to split the new group from, and its ranks that are members; or None."""
         self.create_nccl_from_parent: Any = None
-        """A function (options) that creates ProcessGroupNCCL from another communicator, or None."""
+        """f(options), which creates ProcessGroupNCCL from another communicator, or None."""
 
     @property
     def uses_nccl(self) -> bool:
@@ -221,7 +221,7 @@ class GroupFactory:
         return plugin.creator_fn(opts, self.pg_options)
 
     def _wrap_for_checks(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
-        """At debug level DETAIL, wrap a backend so that it compares collectives between ranks."""
+        """At debug level DETAIL, wrap a backend to compare collectives between ranks first."""
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
             return backend
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
@@ -239,7 +239,7 @@ def _abort_failed(pg: ProcessGroup, error: BaseException) -> None:
     try:
         abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
     except Exception:
-        pass  # keep the first error, which the caller raises
+        pass  # ignored: the caller raises the first error
 
 
 PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
@@ -248,7 +248,7 @@ PG_WRAPPER_STORE_PREFIX = "pg_wrapper"
 def create_process_group_wrapper(
     wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
 ) -> Any:
-    """Wrap a backend to compare collectives between ranks before they run, over a Gloo group."""
+    """Wrap a backend, so that ranks compare collectives through a Gloo group before they run."""
     from dldist._backends.wrapper import _ProcessGroupWrapper
 
     limit = default_timeout(Backend.GLOO) if timeout is None else timeout

@@ -126,7 +126,7 @@ def init_process_group(
     try:
         pg = factory.create_default(init_method, store, rank, world_size, name)
     except BaseException:
-        # Reset names of groups too: the next attempt must use the same names as other ranks.
+        # Also reset group names: the next attempt must use the same names as the other ranks.
         world.clear()
         raise
     world.default_pg = pg
@@ -188,7 +188,7 @@ def _prefix_tracebacks(rank: int) -> None:
         sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
         sys.stderr.flush()
 
-    # This process is exiting, so print the whole traceback, even if Ctrl-C interrupts.
+    # The process is about to exit, so print the whole traceback, even if Ctrl-C interrupts.
     hook = functools.partial(_core._call_despite_ctrl_c, show)
     hook._dldist_previous = previous  # type: ignore[attr-defined]
     sys.excepthook = hook
@@ -300,7 +300,7 @@ def _new_group_with_tag(
     else:
         _skip_nccl_split(parent, factory)
     try:
-        # All callers must pass this barrier, also non-members.
+        # All callers must pass this barrier, including those that are not members.
         count = len(members) if is_local else parent.size()
         _barrier_if_enabled(parent.rank(), default_store, new_name, count, factory.timeout)
     except BaseException as error:
@@ -332,7 +332,7 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
 
 
 def _split_source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
-    """Return the CPU group to split a new group from, and the given ranks; None without one."""
+    """Return pg's CPU group, to split a new group from, and `ranks`; None if there is none."""
     group = world_of_group(pg)
     return None if group is None else (group, ranks)
 
@@ -355,7 +355,7 @@ def _splittable_nccl_backend(pg: ProcessGroup) -> Any:
 
 
 def _nccl_split(pg: ProcessGroup, ranks: list[int], factory: GroupFactory) -> Any:
-    """Return a function (options) that splits an NCCL backend of these ranks from pg's, or None."""
+    """Return f(options), which splits a backend of `ranks` from pg's NCCL backend, or None."""
     backend = _splittable_nccl_backend(pg) if factory.uses_nccl else None
     return None if backend is None else lambda opts: backend._split(ranks, opts)
 
@@ -376,7 +376,7 @@ def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, shrink_store:
 
 
 def _skip_nccl_split(pg: ProcessGroup, factory: GroupFactory) -> None:
-    """Join a split of NCCL as a non-member, because NCCL requires all ranks of the parent."""
+    """Take part in an NCCL split as a non-member, because NCCL requires all ranks of the parent."""
     backend = _splittable_nccl_backend(pg) if factory.uses_nccl else None
     if backend is not None:
         backend.perform_nocolor_split(backend.bound_device_id)
@@ -528,7 +528,7 @@ def split_group(
     new_name = world.next_member_name(members)
     unbound = _nccl_backend(pg) if _splittable_nccl_backend(pg) is None else None
     if factory.split_source is None and unbound is not None:
-        # Create the part through the store, because only its members call this.
+        # Create the part through the store, because only the part's members make this call.
         factory.pg_options = unbound._derived_options(pg_options)
     elif factory.split_source is None:
         split: Any = pg.split_group(own_part, factory.timeout, pg_options, new_name, factory.desc)
@@ -601,7 +601,7 @@ def shrink_group(
         raise RuntimeError(f"shrink_group(): rank {own_rank}, which called it, is in ranks_to_exclude: expected calls of the remaining ranks only")
     backend, store = world.pg_map[pg]
     generation = f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
-    # The new group needs the store that this rank serves: take over the old group's shutdown calls.
+    # The new group needs the store of this rank: take over the calls that the old group ends with.
     shutdown_calls = pg._take_shutdown_calls() if is_default else []
     ranks = list(range(len(members))) if is_default else members
     factory = GroupFactory(backend, pg.get_timeout(), pg_options, pg.bound_device_id, pg.group_desc)
@@ -713,14 +713,14 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
 
 
 def _start_shutdowns(groups: list[ProcessGroup]) -> None:
-    """Start to close all NCCL groups, in parallel: each communicator takes half a second."""
+    """Start to close all NCCL groups in parallel, because each communicator takes half a second."""
     nccl_groups = _nccl_groups([pg for pg in groups if type(pg).shutdown is ProcessGroup.shutdown], "shutdown")
     if nccl_groups:
         _core._post_close(nccl_groups)
 
 
 def _start_aborts(groups: list[ProcessGroup], reason: str) -> None:
-    """Start to abort the NCCL groups, without waiting."""
+    """Start to abort the NCCL groups, without waiting for the ends."""
     for group in _nccl_groups([pg for pg in groups if type(pg).abort is ProcessGroup.abort], "abort"):
         if not group.is_closed:
             group.abort(reason, 0)
@@ -742,7 +742,7 @@ def _is_builtin(function: Callable[..., object]) -> bool:
 
 
 def _unregister_and_end(group: Any, end: Callable[[ProcessGroup], object], start_all: Callable[[list[ProcessGroup]], None]) -> None:
-    """Unregister a group and call end(group). For the default world, call begin(groups) first."""
+    """Unregister and end() a group; for the default world, all groups, after start_all(groups)."""
     world = registry._world
     pg = _registered_group(group)
     if pg is not world.default_pg:

@@ -37,7 +37,7 @@ def check_overrides(overrides: Sequence[Override] | None, ndim: int) -> Sequence
 
 
 def as_override(override: AnyOverride | None) -> Override:
-    """Convert a backend, options or a pair of them to a pair of a backend and its options."""
+    """Return a pair (backend, options) for a backend, for options, or for such a pair."""
     if override is None:
         return DEFAULT_OVERRIDE
     if isinstance(override, str):
@@ -60,7 +60,7 @@ def overrides_by_dim(
 
 
 def read_mesh(mesh: Any, check_size: Callable[[int], None] | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return a mesh's ranks in row-major order, and its shape. `check_size` limits the size."""
+    """Return a mesh's ranks in row-major order, and the shape. Raise if check_size(size) does."""
     ranks: list[int] = []
     shape = _read_nested(_as_lists(mesh), ranks, mesh, check_size)
     if not ranks:
@@ -116,7 +116,7 @@ def as_array(ranks: list[int], shape: tuple[int, ...], library: str | None) -> A
         return sys.modules["torch"].tensor(values, dtype=sys.modules["torch"].int32, device="cpu")
     if library_name == "numpy":
         return sys.modules["numpy"].array(values, dtype="int32")
-    with _core.Group(None, 0, 1) as single_rank_group:  # the memory outlives this temporary group
+    with _core.Group(None, 0, 1) as single_rank_group:  # the array outlives this temporary group
         array = single_rank_group.empty(shape, "int32")
     _core._copy_tensor(array, memoryview(python_array("i", ranks)).cast("B").cast("i", shape or (1,)))
     return array

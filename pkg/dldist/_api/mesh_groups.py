@@ -1,7 +1,7 @@
 """Sources of a mesh's ranks and groups: the default world, a World, or given groups.
 
-A mesh stores the name of a c10d group, so that it can be copied and pickled, and cannot find a
-destroyed group. For a World, the mesh stores the object.
+A mesh stores the name of a c10d group, so that the mesh can be copied and pickled, and never finds
+a destroyed group. For a World, the mesh stores the object.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class DefaultWorldGroups:
         return get_rank()
 
     def make_groups(self, rows: list[list[int]], desc: str, override: Override) -> Any:
-        """Create a group per row; all ranks call this. Return this rank's group's name, or None."""
+        """Create a group per row; all ranks call this. Return this rank's group name, or None."""
         backend, options = override
         pg = default_group()
         if len(rows[0]) == pg.size() and override == DEFAULT_OVERRIDE:
             return pg.group_name
         timeout = None if options is None else options._timeout
-        if _is_bound_to_gpu(pg, backend):  # one call of NCCL creates the groups of all rows
+        if _is_bound_to_gpu(pg, backend):  # one NCCL call creates the groups of all rows
             own_group = split_group(split_ranks=rows, timeout=timeout, pg_options=options, group_desc=desc, backend=backend)
             return None if own_group is None else own_group.group_name
         groups = [new_group(row, timeout, backend, options, group_desc=desc) for row in rows]
@@ -87,7 +87,7 @@ def _check_size(count: int, size: int) -> None:
 
 
 class WorldGroups:
-    """Source of ranks: a World. The groups of a mesh are split from it."""
+    """Source of ranks: a World. The groups of a mesh are split from the World."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -116,7 +116,7 @@ class WorldGroups:
 
 
 class ExistingGroups:
-    """Source of ranks: the given Worlds of a mesh. Raises if other groups are needed."""
+    """Source of ranks: the Worlds given for a mesh. Raises if the mesh needs other groups."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -67,13 +67,13 @@ def is_sorted(layout: Layout) -> bool:
 
 
 def has_overlap(layout: Layout) -> bool:
-    """Return True if two of the dimensions have common list positions besides the first."""
+    """Return True if two of the dimensions share list positions besides position 0."""
     pairs = sorted(merge_axes(layout), key=lambda pair: pair[1], reverse=True)
     return any(outer[1] % (inner[0] * inner[1]) != 0 for outer, inner in zip(pairs, pairs[1:], strict=False))
 
 
 def split(axis: Axis, sizes: Sequence[int]) -> Layout | None:
-    """Split a dimension into dimensions of these sizes; None if its pairs do not divide."""
+    """Split a dimension into dimensions of these sizes; None if its pairs are not divisible."""
     remaining = list(axis)
     parts: list[Axis] = []
     for remaining_size in reversed(sizes):

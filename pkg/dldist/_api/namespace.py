@@ -1,8 +1,8 @@
 """The names that programs find in `dldist` and `dldist.distributed_c10d`.
 
 Each name is listed once, with the module that defines it, which is imported at the name's first
-use. `name=other` means that the module calls it `other`. tools/make_stubs.py makes stubs from these
-tables. This module must not import `typing`, because `import dldist` imports it.
+use. `name=other` means that `name` is `other` in the module. tools/make_stubs.py makes stubs from
+the tables. This module must not import `typing`, because `import dldist` imports it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ C10D_ONLY = {
 
 
 def parse_names(*tables: dict[str, str]) -> list[tuple[str, str, str]]:
-    """List a tuple for each name in the tables: the name, its module, and its name there."""
+    """Return (name, its module, the module's name for it) for each name in the tables."""
     rows = []
     for module, names in (row for table in tables for row in table.items()):
         for entry in names.split():

@@ -34,7 +34,7 @@ _documented = completed(
 def _make_exchange(
     name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None
 ) -> Exchange | None:
-    """Return an exchange that runs a call on objects. For non-members, warn and return None."""
+    """Return the Exchange for an object collective. For a non-member, warn and return None."""
     if is_non_member(group):
         warn_not_in_group(name)
         return None
@@ -46,8 +46,8 @@ def _make_exchange(
 
 
 def _run_then_raise(operation: Callable[[], Any], list_error: Exception | None) -> Any:
-    """Run an operation, so that other ranks do not hang, then raise the error in this rank's list,
-    if any."""
+    """Run an operation even if this rank's list is wrong, so that other ranks do not hang; then
+    raise `list_error`, if any."""
     try:
         result = operation()
     except DistError:

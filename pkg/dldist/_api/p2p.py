@@ -25,8 +25,8 @@ def isend(
 
     Args:
         tensor: The tensor to send; it must not change before the work has ended.
-        dst: The receiver's rank in the default world. It may be this rank, if it uses irecv to
-            receive.
+        dst: The receiver's rank in the default world. This rank can send to itself if it
+            receives with irecv.
         group: The group, or None for the default world.
         tag: A number of 0 or more, which the receiver must also give.
         group_dst: The receiver's rank in the group, instead of `dst`.
@@ -47,7 +47,7 @@ def isend(
         >>> dist.irecv(x, src=dist.get_rank()).wait(), work.wait()
         (True, True)
     """
-    # The annotation omits None so that callers need no check, although non-members get None.
+    # The annotation omits None, although non-members get None, so that callers need no check.
     return calls_of(group).isend(tensor, peer_of(group, dst, group_dst), tag, timeout=timeout)
 
 
@@ -168,7 +168,7 @@ def recv(
     """
     calls, source = calls_of(group), source_of(group, src, group_src)
     source = calls.recv(tensor, source, tag, timeout=timeout, match_dtype=match_dtype)
-    if source is None:  # this process is not a member
+    if source is None:  # None: this process is not a member
         return -1
     return global_rank_of(group_or_default(group), source) if src is None else src
 
@@ -240,7 +240,7 @@ def _check_op(op: Any) -> None:
 
 
 def _check_single_tensor(param: Any, param_name: str) -> None:
-    """Raise a TypeError unless the argument is a tensor, before other messages of a batch start."""
+    """Raise a TypeError unless the argument is a tensor, before any message of a batch starts."""
     if hasattr(param, "__dlpack__"):
         return
     try:

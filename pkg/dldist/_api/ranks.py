@@ -111,7 +111,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
 
 
 def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
-    """Like canonical_rank, but `group` may be None (default). Return None for non-members."""
+    """Like canonical_rank, but accept None as the default group; return None for non-members."""
     if group is None:
         group = default_group()
     elif is_non_member(group):

@@ -12,7 +12,7 @@ from dldist.types import AnyGroup
 
 
 def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
-    """Return the CPU group of a process group, which is given as such, by name, or as None."""
+    """Return the CPU group of a process group, given as an object, a name or None (default)."""
     if isinstance(group, _core.Group):
         return group
     pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
@@ -25,7 +25,7 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
 
 
 def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """Create a zeroed array in memory that this host's ranks share, so collectives copy less.
+    """Create a zeroed array in memory that this host's ranks share, to save copies.
 
     Args:
         shape: A length, or a list or tuple of lengths.

@@ -148,7 +148,7 @@ class _StoreCollectives(_ControlCollectives):
         except RuntimeError as error:
             is_dist_error = isinstance(error, _core.DistError)
             if is_dist_error and not isinstance(error, _core.DistStoreTimeoutError):
-                raise  # the store has failed, whichever ranks are missing
+                raise  # the store itself has failed, so do not look for missing ranks
             missing = [rank for rank in range(self._world_size) if not self._store.check([self._key_of(key, rank)])]
             if not missing:
                 raise

@@ -96,7 +96,7 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "meta")
 
 
 class _remote_device:
-    """A device of a process: by name "worker/cuda:0", by rank "rank:3/cpu", or own, "cpu"."""
+    """A device of a process, named "worker/cuda:0", numbered "rank:3/cpu", or this one's "cpu"."""
 
     def __init__(self, remote_device: Any) -> None:
         self._worker_name: str | None = None

@@ -50,7 +50,7 @@ _WorldMeta = type(registry.group)
 
 # ---- names whose values change
 
-# The registry's attribute for each module-level name of c10d.
+# For each module-level name of c10d, the attribute of Registry that has its value.
 _REGISTRY_ATTRIBUTES = {
     **{f"_{name}": name for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")},
     "_default_pg_init_method": "init_method",
@@ -174,7 +174,7 @@ def _device_capability(group: Any = None) -> list[str]:
 
 
 def _choose_device_type(kinds: list[str]) -> str:
-    """Return "cpu" if it is among the types, because objects are in its memory; or the first."""
+    """Return "cpu" if it is among the types, because objects are in CPU memory; else the first."""
     return "cpu" if "cpu" in kinds else kinds[0]
 
 
@@ -224,9 +224,9 @@ def _backend_name(config: str, kind: str) -> str | None:
 
 
 def _get_split_source(pg: Any, requested_backend: str | None = None) -> Any:
-    """Return the backend to split groups from: of the group's bound device, or of the default
-    group's GPU. Return None if there is none, or `requested_backend` has another backend for that
-    device."""
+    """Return the backend to split groups from: for the group's bound device or, in the default
+    group, for any GPU. Return None if there is none, it cannot split, or `requested_backend` names
+    another backend for the device."""
     device = pg.bound_device_id or ("cuda" if pg is registry._world.default_pg else None)
     if device is None:
         return None
@@ -323,7 +323,7 @@ def _update_default_pg(pg: Any) -> None:
 
 
 def _find_or_create_pg_by_ranks_and_tag(tag: str, ranks: list[int], stride: int) -> ProcessGroup:
-    """Find or create the group of this process's row of `ranks` (rows of `stride`) with a tag."""
+    """Split `ranks` into rows of `stride`, and find or create this process's row's group by tag."""
     if len(ranks) % stride != 0:
         raise ValueError(f"Ranks length ({len(ranks)}) must be divisible by stride ({stride})")
     rows = [sorted(ranks[first : first + stride]) for first in range(0, len(ranks), stride)]

@@ -45,7 +45,7 @@ def _get_work_registry_size() -> int:
 
 
 def _set_allow_inflight_collective_as_graph_input(value: bool) -> None:
-    """Set whether compiled functions accept arrays of unfinished works. dldist does not use it."""
+    """Set whether compiled functions accept arrays of unfinished works. No effect in dldist."""
     global _is_input_allowed
     _is_input_allowed = bool(value)
 

@@ -101,7 +101,7 @@ class Backend(Member):
 
     bound_device_id: Any = None
     use_pg_for_symm_mem_rendezvous = False
-    """No effect: symmetric memory always uses the group for its rendezvous."""
+    """No effect: symmetric memory always uses the group itself for its rendezvous."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -144,10 +144,10 @@ class Backend(Member):
 
     @property
     def _operations(self) -> Any:
-        """Return the object that runs the operations, with methods like dldist.Group's. It is
-        always the same object, because coalescing keeps its recorder in it."""
+        """Return the object that runs the operations, with methods like dldist.Group's. It must
+        always be the same object, because coalescing stores its recorder there."""
         if self.__calls is None:
-            from weakref import proxy  # a proxy, so that the backend ends with its last reference
+            from weakref import proxy  # a proxy, so that the backend is freed without a cycle
 
             self.__calls = BackendCalls(proxy(self))
         return self.__calls
@@ -206,7 +206,7 @@ class Backend(Member):
         raise self._unsupported("_end_time_estimate")
 
     def _drop_time_estimate(self) -> None:
-        """End the estimate after an error in its `with` block."""
+        """End the estimate after an exception in the estimating `with` block."""
         self._end_time_estimate()
 
     def revoke(self) -> None:

@@ -92,7 +92,7 @@ class Backend(str):
         *,
         _backend_type: Any = None,
     ) -> None:
-        """Register a backend for init_process_group and new_group, replacing any of the same name.
+        """Register a backend for init_process_group and new_group. Replaces a backend of this name.
         func gets (store, rank, size, timeout), or (options, pg_options) if extended_api is true."""
         lower, upper = name.lower(), name.upper()
         if devices is None:
@@ -204,7 +204,7 @@ def is_gloo_available() -> bool:
 
 def is_nccl_available() -> bool:
     """Return True if NCCL can be used; see also dldist.nccl.why_not_available()."""
-    from dldist.nccl import library  # imported here, because the import is slow
+    from dldist.nccl import library  # imported late, because the import is slow
 
     return library.is_available()
 
@@ -238,7 +238,7 @@ CHECKS = {
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return True if a backend is available. For names such as "cpu:gloo,cuda:nccl": if all are."""
+    """Return True if a backend is available, or all in a list such as "cpu:gloo,cuda:nccl"."""
     name = Backend(backend)
     names = _read_pairs(name).values() if ":" in name else [name]
     return all(map(_check_single_backend_availability, names))

@@ -23,7 +23,7 @@ class CarrierBackend(WorldBackend):
 
 
 class CarrierOptions(BackendOptions):
-    """The base class of these backends' options. Subclasses set the backend's name."""
+    """The base class of carrier backends' options. Subclasses set the backend's name."""
 
     _name: ClassVar[str]
 
@@ -32,7 +32,7 @@ class CarrierOptions(BackendOptions):
 
 
 class MPIOptions(CarrierOptions):
-    """ProcessGroupMPI.Options."""
+    """Options of ProcessGroupMPI."""
 
     _name = "mpi"
 
@@ -63,7 +63,7 @@ class ProcessGroupMPI(CarrierBackend):
 
 
 class UCCOptions(CarrierOptions):
-    """ProcessGroupUCC.Options."""
+    """Options of ProcessGroupUCC."""
 
     _name = "ucc"
 
@@ -77,7 +77,7 @@ class ProcessGroupUCC(CarrierBackend):
 
 
 class XCCLOptions(CarrierOptions):
-    """ProcessGroupXCCL.Options."""
+    """Options of ProcessGroupXCCL."""
 
     _name = "xccl"
 

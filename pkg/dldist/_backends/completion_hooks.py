@@ -106,7 +106,7 @@ def _duration_ms_of(work: Any) -> float | None:
 
 
 def _sequence_number(work: Any, op_id: int) -> int:
-    """Return the backend's number of a work. If the backend has none, return op_id, the group's."""
+    """Return the number that the backend gave a work or, if none, op_id, the group's number."""
     try:
         return int(work._get_sequence_number())
     except RuntimeError:

@@ -16,7 +16,7 @@ from dldist.world import World
 
 
 class GlooDevice:
-    """ProcessGroupGloo.Device: create_device's result, a local address. It has no effect."""
+    """ProcessGroupGloo.Device, the result of create_device(): a local address, without effect."""
 
     def __init__(self, hostname: str = "", interface: str = "") -> None:
         self.hostname = hostname
@@ -59,7 +59,7 @@ class ProcessGroupGloo(WorldBackend):
 
     supports_reconfigure = True
 
-    # Set only if the backend can be reconfigured.
+    # The store for reconfigure(); None if the group's members cannot change.
     _store: _core.Store | None = None
     _handle = ""
     _on_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
@@ -88,7 +88,7 @@ class ProcessGroupGloo(WorldBackend):
         return None
 
     def _allow_reconfigure(self, store: _core.Store) -> None:
-        """Keep the store for reconfigure(), and create this process's handle at the first call."""
+        """Keep `store` for reconfigure(), and create this process's handle at the first call."""
         if self._store is None:
             from uuid import uuid4
 
@@ -145,7 +145,7 @@ class ProcessGroupGloo(WorldBackend):
         handles = _check_handles(opts.handles, self._handle)
         previous, self.group = self.group, None
         if previous is not None:
-            close(previous, 0)  # does not wait: other members' unfinished operations are unaffected
+            close(previous, 0)  # 0: do not wait, as other members' operations are unaffected
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -169,7 +169,7 @@ def _check_interface(name: str) -> None:
 
 
 def _check_local(hostname: str) -> None:
-    """Raise RuntimeError if nothing can listen at this address, because it is not of this host."""
+    """Raise RuntimeError if no socket can listen at this address, as it is not of this host."""
     import socket
 
     try:

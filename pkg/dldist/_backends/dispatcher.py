@@ -40,7 +40,7 @@ class BackendCalls:
         return (backends or [self._target])[0].name()  # type: ignore[no-any-return]
 
     def _call(self, operation: Operation, values: list[Any], timeout: Any, is_async: bool) -> Any:
-        # As in the extension, calls with splits are not coalesced.
+        # Calls with split sizes are not coalesced, as in the extension.
         has_splits = any(value is not None for value in values[3:])
         if self._recorder is not None and operation.as_one and not has_splits:
             return self._recorder.record(operation.name, *[*values, None][:3], is_async)
@@ -61,11 +61,11 @@ class BackendCalls:
         return _finish(self._target.barrier(opts), async_op)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks, as barrier() does; the error names the missing ranks."""
+        """Like barrier(), but the error names the missing ranks."""
         self._target.monitored_barrier(None if timeout is None else to_timedelta(timeout), wait_all_ranks)
 
     def _set_recorder(self, recorder: Any) -> Any:
-        """Set a recorder, which records coalesced calls instead of running them; return the old."""
+        """Set a recorder for coalesced calls, which are then not run; return the previous one."""
         previous, self._recorder = self._recorder, recorder
         return previous
 
@@ -74,14 +74,14 @@ class BackendCalls:
         return recorded_calls.Coalescing(self, timeout, async_op)
 
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
-        """Start sending to a rank. Returns a Work."""
+        """Start to send a tensor to a rank. Return a Work."""
         self._check_no_timeout("isend", timeout)
         return self._target.send([tensor], dst, tag)
 
     def irecv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
-        """Start receiving from a rank, or from any rank. Returns a Work."""
+        """Start to receive a tensor from a rank, or from any rank. Return a Work."""
         self._check_no_timeout("irecv", timeout)
         return self._target.recv_anysource([tensor], tag) if src is None else self._target.recv([tensor], src, tag)
 
@@ -94,19 +94,19 @@ class BackendCalls:
             )
 
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
-        """Send to a rank."""
+        """Send a tensor to a rank."""
         _finish(self.isend(tensor, dst, tag), False, timeout)
 
     def recv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> int:
-        """Receive from a rank, or from any rank. Returns the sender's rank."""
+        """Receive a tensor from a rank, or from any rank. Return the sender's rank."""
         work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
         _finish(work, False, timeout)
         return work._source_rank() if src is None else src
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
-        """Start the P2POps of a list. Returns their Works."""
+        """Start the messages of a list of P2POps. Return their Works."""
         return recorded_calls.batch_isend_irecv(self, p2p_op_list)
 
     def _backend_for(self, tensor: Any) -> Any:
@@ -177,7 +177,7 @@ class Dispatcher(BackendCalls):
         return work._source_rank() if src is None else src
 
     def _message_timeouts(self, tensor: Any, timeout: Any) -> tuple[Any, Any]:
-        """Return the timeouts of call and wait; wait gets it if the low-level call takes none."""
+        """Return the timeouts for the low-level call and, if that takes no timeout, for wait()."""
         return (timeout, None) if isinstance(self._calls_for_message(tensor), _core.Group) else (None, timeout)
 
     def _backend_for(self, tensor: Any) -> Any:
@@ -188,7 +188,7 @@ class Dispatcher(BackendCalls):
 
     def _calls_for_message(self, tensor: Any) -> Any:
         backend = self._backend_for(tensor)
-        # Use the wrapped backend, because messages are not compared.
+        # A wrapper compares only collectives, so messages use the wrapped backend.
         return getattr(backend, "wrapped_pg", backend)._operations
 
     def _with_hooks(

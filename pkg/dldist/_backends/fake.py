@@ -73,7 +73,7 @@ def _copy_elements(call: str, dst: Any, dst_start: int, dst_count: int, src: Any
     if count > available:
         raise RuntimeError(f"FakeProcessGroup::{call}: input has another number of elements: got {available}, expected {count}, as the output")
     if not _is_on_cpu(dst) or not _is_on_cpu(src):
-        # Only the tensor's own library can copy this memory.
+        # This memory is not on the CPU, so only the tensors' own library can copy it.
         dst.reshape(-1)[dst_start : dst_start + count] = src.reshape(-1)[start : start + count]
         return
     source, target = _Elements(src), _Elements(dst, writable=True)
@@ -109,7 +109,7 @@ def _reduce_equal(tensor: Any, op: _core.ReduceOp, size: int) -> None:
         return
     elements = _Elements(tensor, writable=True)
     power = elements.packed if elements.packed is not None else tensor
-    _single_rank_group().all_reduce(power, op)  # raises for unsupported dtypes; for PREMUL_SUM, multiplies
+    _single_rank_group().all_reduce(power, op)  # checks the dtype; applies PREMUL_SUM's factor
     if op.name != "AVG":
         result = None
         for bit in range(size.bit_length()):  # exponentiation by squaring
@@ -143,7 +143,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def check_splits(splits: list[int], tensor: Any, size: int) -> None:
-    """Raise like c10d if split sizes of an all-to-all are wrong. An empty list: equal parts."""
+    """Raise like c10d if split sizes of an all-to-all are wrong. [] means equal parts."""
     shape = _shape(tensor)
     length = shape[0] if shape else 1
     if not splits:
@@ -202,7 +202,7 @@ class FakeProcessGroup(Backend):
     supports_splitting = True
 
     def split(self, store: Any, ranks: list[int], opts: Any = None) -> FakeProcessGroup | None:
-        """Create a backend for some ranks. Copies the options, unless `opts` is FakeOptions."""
+        """Create a backend for some ranks, with this one's options unless `opts` is FakeOptions."""
         ranks = read_ranks(ranks, self._size)
         if self._rank not in ranks:
             return None
@@ -240,7 +240,7 @@ class FakeProcessGroup(Backend):
         output, input = call.sides
         outputs, inputs = values[output.parameter], values[input.parameter]
         if outputs is None or inputs is None:
-            return  # only the root has outputs
+            return  # only the root has outputs to fill
         if call.splits:
             self._exchange(call.name, outputs, inputs, *arguments[2:4])
             return
@@ -254,7 +254,7 @@ class FakeProcessGroup(Backend):
                 copy_part(call.name, *part, *source)
 
     def _parts(self, call: str, side: Side, tensors: Any, others: Any) -> list[list[_Part]]:
-        """Return the parts of a side's tensors: a list for each rank, or a list for all ranks."""
+        """Return a side's parts: a list of parts for each rank, or one list of whole tensors."""
         if side.kind in ("one", "many"):
             return [[_whole_tensor(tensor) for tensor in (tensors if side.kind == "many" else [tensors])]]
         if side.kind in ("ranks", "lists"):
@@ -269,7 +269,7 @@ class FakeProcessGroup(Backend):
         return [[(full, rank * count, count) for full, count in shares] for rank in range(self._size)]
 
     def _share_size(self, label: str, full: Any, part: Any) -> int:
-        """Return a rank's number of elements in `full`. Raise unless `part` has this number."""
+        """Return the number of elements of a rank's part of `full`. Raise if `part` has another."""
         count = prod(_shape(part))
         if prod(_shape(full)) != count * self._size:
             raise RuntimeError(

@@ -51,7 +51,7 @@ def _check_writable(tensors: Any) -> None:
 
 
 def _all_reduce(backend: Any, tensors: Any, opts: Any, refusal: Exception) -> Any:
-    """Reduce all tensors of all ranks to one result in each tensor. AVG divides by the ranks."""
+    """Reduce all ranks' tensors to one result in each tensor. AVG divides by the group size."""
     if sparse.layout_of(tensors[0]) is not None:
         return _all_reduce_sparse(backend, tensors, opts, refusal)
     op = backend._op(opts)

@@ -28,7 +28,7 @@ class _Properties:
 
 
 def _differences(expected: Any, tensors: Any, first: int = 0) -> Iterator[str]:
-    """Yield an error for each tensor that differs from `expected`; numbers start at `first`."""
+    """Yield an error for each tensor that differs from `expected`. Tensors count from `first`."""
     required = _Properties(expected)
     for index, tensor in enumerate(tensors, first):
         actual = _Properties(tensor)
@@ -51,7 +51,7 @@ def _root_tensor_errors(opts: Any, tensors: Any) -> Iterator[str]:
 
 
 def _root_list_errors(label: str, lists: Any, tensor: Any, root: int, backend: Any) -> Iterator[str]:
-    """Yield the errors in the root's list of a tensor per rank, which other ranks must not pass."""
+    """Yield errors in `lists`: the root must pass a list of one tensor per rank, others nothing."""
     size = backend.size()
     if backend.rank() != root:
         if lists:
@@ -178,7 +178,7 @@ def find_error(backend: Any, method: str, arguments: tuple[Any, ...], refusal: E
     try:
         text = next(check(backend, *arguments), None)
     except (_core.DistArgumentError, TypeError):
-        return None  # a tensor cannot be described; `refusal` has the reason
+        return None  # a tensor cannot be described: the caller raises `refusal`
     if text is None:
         return None
     return _core.DistArgumentError(f"ProcessGroupGloo::{method}: {text}" + (f" ({refusal})" if refusal is not None else ""))

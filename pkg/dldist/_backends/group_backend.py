@@ -57,7 +57,7 @@ class GroupBackend(Backend):
 
     @classmethod
     def _make_options(cls, options: Any, timeout: Any) -> Any:
-        """Return the options for the constructor's arguments: options, a timeout or nothing."""
+        """Return options made from the constructor's argument: options, a timeout or nothing."""
         if isinstance(options, cls.Options):
             return options
         result = cls.Options()
@@ -72,11 +72,11 @@ class GroupBackend(Backend):
 
     @property
     def _operations(self) -> Any:
-        """Return the group, which has the methods of `operations`."""
+        """Return the group, because it runs operations itself."""
         return self._require_group()
 
     def _op(self, opts: Any) -> Any:
-        """Return the reduction in a call's options, as the group accepts it."""
+        """Return the reduction in a call's options, in the form that the group accepts."""
         return getattr(opts, "reduceOp", None)
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class GroupBackend(Backend):
             return self._run_refused(method, arguments, refusal)
 
     def _run_refused(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-        """Run a call that the group refused, in subclasses that support more than the group."""
+        """Raise `refusal`. Subclasses that support more than the group run the call instead."""
         raise refusal
 
     def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:

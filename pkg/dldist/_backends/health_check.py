@@ -7,7 +7,7 @@ from typing import Any
 from dldist._backends import registry
 from dldist._base.options import ErrorType
 
-_HOOK_ID = (1 << 62) - 1  # far from the small numbers that programs choose
+_HOOK_ID = (1 << 62) - 1  # far from the small ids that programs choose
 
 _aborted: set[str] = set()
 """Names of aborted backends. Never removed: the process stays unhealthy."""
@@ -43,4 +43,4 @@ def _has_failed(backend: Any) -> bool:
     try:
         return bool(backend.get_error() != ErrorType.SUCCESS)
     except RuntimeError:
-        return False  # the backend cannot report errors
+        return False  # this backend cannot report errors

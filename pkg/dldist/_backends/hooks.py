@@ -116,7 +116,7 @@ def _callable(method: str, fn: Any) -> Any:
     return fn
 
 
-_next_id = itertools.count(1 << 62)  # ids of dldist's hooks; programs choose small numbers
+_next_id = itertools.count(1 << 62)  # far from the small numbers that programs choose as ids
 
 
 class NanCheckHook:
@@ -169,7 +169,7 @@ class FlightRecorderHook:
 
     @classmethod
     def attach(cls, pg: Any, global_ranks: Sequence[int] = ()) -> FlightRecorderHook:
-        """Record all later operations of the process group, until remove(). Two hooks record twice.
+        """Record all later operations of the process group, until remove(). Attach only one hook.
 
         Args:
             pg: A process group.
@@ -260,9 +260,8 @@ def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def has_nan(tensor: Any) -> bool:
-    """Return True if an array contains NaN. Its own library compares, on its device, if possible.
-
-    Returns False for dtypes that cannot be compared, such as most libraries' 8-bit floats.
+    """Return True if an array contains NaN. If possible, the array's library compares on its
+    device.
     """
     try:
         dtype = _core._describe_tensor(tensor, False)["dtype"]

@@ -34,7 +34,7 @@ _OPTIONS = {
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
-# c10d's names for the argument of each kind of side; the first is the usual name.
+# For each kind of side, c10d's names for the call's argument; the first is the usual name.
 _NAMES = {
     "in place": ("tensors", "tensor"),
     "one": ("{}_tensors", "{}_tensor", "{}"),
@@ -194,7 +194,7 @@ class Call:
         return result
 
     def to_call_arguments(self, values: list[Any], opts: Any) -> tuple[Any, ...]:
-        """Convert an operation's values to the call's arguments. Some are stored in `opts`."""
+        """Convert an operation's values to the call's arguments, and to attributes of `opts`."""
         parameters = self.operation.parameters
         handled = {*self.flat, *self.splits, *(parameters[side.parameter] for side in self.sides)}
         for name, value in zip(parameters, values):
@@ -258,7 +258,7 @@ class LowLevelCalls:
         raise NotImplementedError
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; an error names missing ones. None or -1 ms: the group's timeout."""
+        """Wait for all ranks; errors name missing ranks. None or -1 ms is the group's timeout."""
         if timeout is not None:
             timeout = as_timedelta("monitored_barrier(): argument 'timeout'", timeout)
             timeout = None if timeout.days < 0 else timeout
@@ -273,12 +273,12 @@ class LowLevelCalls:
         return self._perform("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        """recv_anysource(tensors, tag): as recv, from the first rank that sends."""
+        """recv_anysource(tensors, tag): like recv, but from the first rank that sends."""
         return self._perform("recv_anysource", tensors, tag)
 
 
 class _Method:
-    """A descriptor: one method of LowLevelCalls, for a call under one of its names."""
+    """A descriptor for a method of LowLevelCalls: a call, under its current or former name."""
 
     def __init__(self, name: str, call: Call) -> None:
         self.__name__, self.__qualname__, self.__module__ = name, f"LowLevelCalls.{name}", __name__
@@ -292,7 +292,7 @@ class _Method:
     def __call__(self, calls: Any, *args: Any, **named: Any) -> Any:
         name, alternative, kind = self.__name__, self._alternative, type(calls)
         arguments = self._call.to_list_form(name, args, named)
-        # Forward only from an inherited name to an overridden name: super() calls must not recurse.
+        # Forward only from an inherited name to an overridden name, as super() must not recurse.
         if alternative and getattr(kind, name) is self and getattr(kind, alternative) is not getattr(LowLevelCalls, alternative):
             return getattr(calls, alternative)(*arguments)
         return calls._perform(self._call.name, *arguments)

@@ -282,10 +282,10 @@ class ProcessGroupNCCL(GroupBackend):
         return self._is_initialized() and self.group.error is None and self.supports_shrinking
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
-        """Create a backend of these and other ranks. All must call this with the same `store`.
+        """Create a backend of these and other ranks, which must all call this with one `store`.
 
-        With NCCL 2.29.2 or newer, an existing communicator of ranks that keep their numbers grows,
-        and this backend should then be ended. Otherwise a new communicator is created.
+        With NCCL 2.29.2 or newer, the existing communicator grows if its ranks keep their numbers;
+        end this backend then. Otherwise a new communicator is created.
         """
         opts = self._derived_options(opts)
         is_member = rank == self._rank
@@ -375,7 +375,7 @@ class ProcessGroupNCCL(GroupBackend):
             raise
 
     def deregister_mem_pool(self, pool: Any) -> None:
-        """Undo register_mem_pool."""
+        """Deregister the memory that register_mem_pool has registered for this pool."""
         if id(pool) not in self._pools:
             raise RuntimeError("deregister_mem_pool(): argument 'pool' is not registered: expected a pool of register_mem_pool()")
         _, is_window, registered = self._pools.pop(id(pool))
@@ -391,7 +391,7 @@ class ProcessGroupNCCL(GroupBackend):
         return self.group.register(tensor, is_window=window)
 
     def deregister_tensor(self, registration: int, window: bool = False) -> None:
-        """Undo register_tensor."""
+        """Deregister memory; `registration` is the result of register_tensor."""
         self.group.deregister(registration, is_window=window)
 
     def supports_tensor_alloc(self, device: Any) -> bool:

@@ -13,15 +13,15 @@ from dldist._windows.window import Window, WindowAttr, _check_rank, _timeout
 class NcclGroupWindow(Window):
     """Memory of each rank of an NCCL group that other ranks can write to.
 
-    All ranks must register tensors of one size and dtype. These, and tensors to put, must be in
-    memory of ncclMemAlloc. Every put also signals: call wait_signal() once for each put.
+    All ranks must register tensors of one size and dtype. These tensors, and those passed to put(),
+    must be in memory from ncclMemAlloc. A put also signals: call wait_signal() once for each put.
     """
 
     _memory: _core.NcclWindow | None  # type: ignore[assignment]
     _group: _core.NcclGroup  # type: ignore[assignment]
 
     def __init__(self, group: _core.NcclGroup, tensor: Any = None) -> None:
-        self._signalled: set[int] = set()  # ranks that puts have signalled since the last wait
+        self._signalled: set[int] = set()  # ranks to which this rank has put since the last wait
         super().__init__(group, tensor)
 
     def tensor_register(self, tensor: Any, owning: bool = True) -> None:
@@ -37,7 +37,7 @@ class NcclGroupWindow(Window):
         memory.close()
 
     def put(self, tensor: Any, dst_rank: int, target_offset_nelems: int = 0, async_op: bool = False, opts: Any = None) -> Any:
-        """Write a tensor, which is in memory registered with the group, to a rank; signal the rank.
+        """Write a tensor, from memory registered with the group, to a rank, and signal the rank.
 
         Returns:
             A Work.
@@ -52,7 +52,7 @@ class NcclGroupWindow(Window):
         raise NotImplementedError("map_remote_tensor(): unsupported by windows over NCCL; use put()")
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Any:
-        """Signal a rank. Raise RuntimeError if this rank has put to it since its own last wait."""
+        """Signal a rank. RuntimeError if a put to the rank was made since the last wait."""
         memory = self._registered("signal")
         if peer_rank in self._signalled:
             raise RuntimeError(
@@ -62,7 +62,7 @@ class NcclGroupWindow(Window):
         return done_work([]) if work is None else work
 
     def wait_signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Any:
-        """Make the current stream wait for one signal from a rank (or a put's), and take it."""
+        """Make the current stream wait for a rank's next signal or put, and consume the signal."""
         work = self._registered("wait_signal").wait_signal(peer_rank, timeout=_timeout(opts), async_op=async_op)
         self._signalled.clear()
         return done_work([]) if work is None else work

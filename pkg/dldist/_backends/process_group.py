@@ -51,7 +51,7 @@ class DistributedBackendOptions:
 
 
 def _if_all_backends(name: str) -> Any:
-    """Create a property that is True if it is true for all backends and there is at least one."""
+    """Create a property that is True if there are backends and all of them have the property."""
 
     def is_true(pg: ProcessGroup) -> bool:
         backends = pg._distinct_backends()
@@ -132,7 +132,7 @@ class ProcessGroup(Member):
     # ---- identity
 
     def getBackendName(self) -> str:
-        """Return the first backend's name; "custom" if third-party (get_backend() has its name)."""
+        """Return the first backend's name, or "custom" if third-party (see get_backend())."""
         for kind, backend in self._backends.items():
             return "custom" if self._backend_types[kind] == BackendType.CUSTOM else backend.name()
         return "undefined"
@@ -241,7 +241,7 @@ class ProcessGroup(Member):
     _operations: Any = None
 
     def _single_group(self) -> Any:
-        """Return the only group needed, which serves all devices; None to use a Dispatcher."""
+        """Return the one group that serves all devices, or None if a Dispatcher is needed."""
         if self._hooks or not self._backends.keys() <= {"cpu", "cuda", "xpu"}:
             return None
         groups: list[Any] = [getattr(backend, "group", None) for backend in self._distinct_backends()]
@@ -358,7 +358,7 @@ class ProcessGroup(Member):
                 timeout: timedelta = backend.options._timeout
                 return timeout
             except (RuntimeError, AttributeError):
-                pass  # backends without options have no timeout
+                pass  # this backend has no options, so no timeout
         return default_timeout("undefined")
 
     set_timeout = _for_every_backend("set_timeout")
@@ -396,12 +396,12 @@ class ProcessGroup(Member):
         return self._end_coalescing_of(self._get_backend(device_type))
 
     def _end_coalescing_of(self, backend: Any) -> Any:
-        """End the backend's coalescing; return the work, one operation for completion hooks."""
+        """End the backend's coalescing and return its work. Completion hooks run once for it."""
         hooks = self._hooks
         return backend._end_coalescing() if not hooks else hooks.start_coalesced(backend._end_coalescing)
 
     def _register_on_completion_hook(self, hook: Callable[[WorkInfo], object]) -> None:
-        """Register the only completion hook with WorkInfo, which cannot be removed."""
+        """Register a completion hook that gets WorkInfo. Only one is allowed; it stays forever."""
         for backend in self._distinct_backends():
             if type(backend)._register_on_completion_hook is not Backend._register_on_completion_hook:
                 backend._register_on_completion_hook(hook)  # a third-party backend with this method
@@ -449,7 +449,7 @@ class ProcessGroup(Member):
         kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
             for backend in self._distinct_backends(kinds):
-                # Ranks that are not members also take part if the backend needs all ranks.
+                # Non-members must also call split() if the backend needs all ranks.
                 backend.split(self._store, ranks, opts)
             return None
 
@@ -555,11 +555,11 @@ class ProcessGroup(Member):
 
 
 for _name, _type in BackendType.__members__.items():
-    setattr(ProcessGroup, _name, _type)  # as pybind11 exports the values of a nested enum
+    setattr(ProcessGroup, _name, _type)  # as in pybind11, the class also has the enum's values
 
 
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name: str) -> Any:
-    """Return options for a backend made from `backend`: `opts`, or a copy of its options."""
+    """Return options for a backend derived from `backend`: `opts`, else a copy of its options."""
     if opts is None:
         opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
         opts.group_name = group_name
@@ -582,7 +582,7 @@ def _abort_function(backend: Any, reason: str) -> Callable[[], object]:
     def abort() -> None:
         group = getattr(getattr(backend, "wrapped_pg", backend), "group", None)
         if isinstance(group, _core.Group):
-            group.abort(reason)  # the group keeps its first reason
+            group.abort(reason)  # first, because a group keeps its first reason
         backend.abort()
 
     return abort

@@ -146,7 +146,7 @@ def _check_message(where: str, group: Any, op: Message) -> Any:
     if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
         raise ValueError(f"{where}: invalid tag: got {op.tag!r}, expected an int of 0 or more")
     if not isinstance(group, _core.Group):
-        return {}  # only the group's backends know which tensors they accept
+        return {}  # unknown here: only the backend can check the tensor
     try:
         return _core._describe_tensor(op.tensor, op.kind == "irecv")
     except (TypeError, ValueError, BufferError) as error:
@@ -160,7 +160,7 @@ def _check_no_overlap(indices: list[int], tensors: list[Any]) -> None:
     for index in indices:
         tensor = tensors[index]
         if tensor.get("count"):
-            # Check only a strided tensor's first element: interleaved tensors share no memory.
+            # Check only the first element of a strided tensor: interleaved tensors share no memory.
             nelements = tensor["count"] if tensor["is_contiguous"] else 1
             extents.append((tensor["data"], tensor["data"] + nelements * tensor["itemsize"], index))
     extents.sort()

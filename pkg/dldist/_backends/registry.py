@@ -88,7 +88,7 @@ class Registry:
             compiled.follow_default_world(self.operations)
 
     def count_group(self) -> None:
-        """Count a group without a name, which this process is not a member of."""
+        """Count a group of other ranks, so that names of later groups are the same on all ranks."""
         with self._lock:
             self.group_count += 1
 
@@ -120,7 +120,7 @@ class Registry:
         tag: str | None,
     ) -> None:
         """Add a new group; `ranks` has its global ranks in group order."""
-        self.name_group(name, group)  # raises if the name is taken
+        self.name_group(name, group)  # raises if another group has this name
         self.pg_map[group] = (backend, store)
         self.pg_names[group] = name
         self.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
@@ -147,7 +147,7 @@ class Registry:
 
     def newest_first(self) -> list[ProcessGroup]:
         """List all groups in the order to end them: newest first, the default group last."""
-        return list(self.pg_names)[::-1]  # list() copies in one step: threads may add groups
+        return list(self.pg_names)[::-1]  # list() copies atomically, as threads may add groups
 
     @property
     def _by_name(self) -> dict[str, ProcessGroup]:
@@ -238,7 +238,7 @@ def default_group() -> ProcessGroup:
 
 
 def operations(group: Any = None) -> Any:
-    """Return the object that runs a group's operations. It has dldist.Group's methods and ranks.
+    """Return the object, with dldist.Group's methods and ranks, that runs a group's operations.
 
     `group` is a c10d group or backend, a dldist.Group (returned itself), or None (the default).
     """

@@ -34,7 +34,7 @@ class _TorchSparse:
         self.values = torch.cat([self.values, other.values])
 
     def replace_elements(self, index_rows: list[Any], values: list[Any]) -> None:
-        """Set the elements of the tensor to these; values at duplicate indices are summed."""
+        """Set the tensor's elements to these indices and values; duplicate indices are summed."""
         import torch
 
         indices = torch.cat(index_rows).t()

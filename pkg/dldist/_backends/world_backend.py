@@ -83,7 +83,7 @@ class WorldBackend(GroupBackend):
         return self._from_group(group_part, self.Options()._set_identity(group_part.timeout, ranks, name))
 
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> Self:
-        """Create a backend of these and other ranks. All must call this with the same `store`."""
+        """Create a backend of these and other ranks, which must all call this with one `store`."""
         return type(self)(store, rank, size, self.options._timeout if opts is None else opts._timeout)
 
 
@@ -91,7 +91,7 @@ def close(group: World, timeout_s: float) -> None:
     try:
         group.close(timeout_s)
     except _core.DistTimeoutError:
-        pass  # waiters of the unfinished works receive this error
+        pass  # waiters for the unfinished works receive this error
 
 
 def world_of_group(pg: ProcessGroup) -> World | None:

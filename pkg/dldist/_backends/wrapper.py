@@ -33,8 +33,8 @@ _DTYPES = {
     "complex128": "ComplexDouble",
 }
 
-_FIELD_LIMIT = 4096  # characters of a field; longer fields are cut, and a hash is appended
-_MESSAGE_LIMIT = 65536  # bytes; larger than any encoded fingerprint
+_FIELD_LIMIT = 4096  # maximum characters of a field: the rest is replaced by a hash
+_MESSAGE_LIMIT = 65536  # maximum bytes of a message, above any encoded fingerprint
 
 
 def _shorten(field: str) -> str:
@@ -57,7 +57,7 @@ class Fingerprint(NamedTuple):
         call = CALLS[method]
         op = str(OpType(call.operation.op_type).name)
         tensors = [argument for side, argument in zip(call.sides, arguments) if side.kind in ("one", "many")]
-        # The first side (inputs or outputs) must be alike on all ranks.
+        # Describe only the first side (inputs or outputs), which must be alike on all ranks.
         tensors = tensors[0] if tensors else []
         descriptions = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
         columns = (_shorten(", ".join(column)) for column in zip(*descriptions, strict=True))
@@ -88,7 +88,7 @@ class Fingerprint(NamedTuple):
 
 
 def _describe(tensor: Any) -> tuple[str, str, str]:
-    """Return a tensor's shape, dtype and device type. The backend will reject non-tensors."""
+    """Return a tensor's shape, dtype and device type. For a non-tensor, the backend will raise."""
     try:
         description = _core._describe_tensor(tensor, False)
     except (TypeError, ValueError, BufferError):
@@ -193,7 +193,7 @@ class _ProcessGroupWrapper(Backend):
 
     def __getattr__(self, name: str) -> Any:
         """Forward attributes that Backend lacks to the wrapped backend."""
-        if name in ("wrapped_pg", "group"):  # the group's calls would not be compared
+        if name in ("wrapped_pg", "group"):  # their calls would not be compared
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped_pg, name)
 
@@ -202,7 +202,7 @@ def _forwarding_property(name: str) -> Any:
     return property(lambda self: getattr(self.wrapped_pg, name))
 
 
-# Forward Backend's attributes that the wrapper does not define to the wrapped backend.
+# Forward to the wrapped backend all of Backend's attributes that the wrapper does not define.
 _NOT_FORWARDED = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
 for _name in vars(Backend).keys() - _NOT_FORWARDED:

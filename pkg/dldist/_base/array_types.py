@@ -18,7 +18,7 @@ class SupportsDLPack(Protocol):
 
 @runtime_checkable
 class _SupportsDLPackDevice(Protocol):
-    # Also matches NumPy's bool arrays and scalars: its type stubs give them no __dlpack__.
+    # Also matches NumPy's bool arrays and scalars, which lack __dlpack__ in NumPy's type stubs.
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 

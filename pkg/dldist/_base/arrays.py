@@ -57,7 +57,7 @@ def _numpy_view(memory: Any) -> Any:
     numpy = sys.modules["numpy"]
     if not memory.nbytes:
         return numpy.empty(memory.shape, memory.dtype)
-    # numpy.frombuffer accepts dtypes that the buffer protocol or NumPy's DLPack lacks.
+    # Use numpy.frombuffer, as it accepts dtypes that the buffer protocol or NumPy's DLPack lacks.
     return numpy.frombuffer(memory, memory.dtype).reshape(memory.shape)
 
 
@@ -88,7 +88,7 @@ class _Torch(Family):
     def write(self, x: Any, content: Any) -> None:
         values = self.source(x)
         _core._copy_tensor(values, content)
-        if x.is_conj() or x.is_neg():  # `values` is a resolved copy of x
+        if x.is_conj() or x.is_neg():  # `values` is a resolved copy of x: copy it back
             x.detach().copy_(values)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
@@ -99,7 +99,7 @@ class _Torch(Family):
 
 
 class _Jax(Family):
-    """JAX arrays, which are immutable: results are built in NumPy's memory (GPU: NCCL's)."""
+    """JAX arrays, which are immutable: results are built in NumPy's memory, on GPUs in NCCL's."""
 
     def source(self, x: Any) -> Any:
         # On the CPU, asarray waits until x is computed and returns x's memory without a copy.
@@ -123,7 +123,7 @@ def _is_on_gpu(x: Any) -> bool:
 
 
 def _device_buffer(shape: Shape, dtype: str, device: int) -> Any:
-    # Only groups can allocate memory. It outlives this temporary group.
+    # Only groups can allocate memory. The memory outlives this temporary group.
     return _core.NcclGroup(None, 0, 1, device=device).empty(shape, dtype)
 
 
@@ -135,7 +135,7 @@ class _Cupy(Family):
 
 
 class _Flat(Family):
-    """Python's one-dimensional buffers. New ones are zero; only dimension 0 has slices."""
+    """Python's one-dimensional buffers. New buffers are zeroed; only dimension 0 can be sliced."""
 
     has_slices = False
 
@@ -172,7 +172,7 @@ class _Memoryview(_Flat):
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         memory = memoryview(bytearray(math.prod(shape) * x.itemsize))
-        # memoryview.cast() cannot set the shape of an empty view.
+        # Keep an empty view one-dimensional, because memoryview.cast() cannot set its shape.
         return memory.cast(x.format, shape) if memory.nbytes else memory.cast(x.format)
 
 
@@ -185,7 +185,7 @@ class _Dlpack(Family):
         return _core._describe_tensor(x, False)["shape"]
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        # Only groups can allocate memory. It outlives this temporary group.
+        # Only groups can allocate memory. The memory outlives this temporary group.
         return _core.Group(None, 0, 1).empty(shape, _core._describe_tensor(x, False)["dtype"])
 
     def clear(self, buffer: Any) -> None:

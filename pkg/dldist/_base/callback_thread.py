@@ -1,4 +1,4 @@
-"""The thread of works' callbacks, and the end of groups at exit. Imported with a group."""
+"""Runs works' callbacks on one thread, and closes groups at exit. Imported with a group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stop() -> None:
 
 
 def _forget_in_child() -> None:
-    # After a fork: the thread exists only in the parent.
+    # Called after a fork: the thread exists only in the parent.
     global _thread
     _thread = None
 

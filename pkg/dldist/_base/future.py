@@ -69,7 +69,7 @@ class Future:
                 self._wait_lock.acquire()
         seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
         if self._wait_lock.acquire(True, seconds):
-            self._wait_lock.release()  # wake the next waiting thread
+            self._wait_lock.release()  # wakes the next waiting thread
         elif not self._is_done:
             raise _core.DistTimeoutError(f"Operation timed out! The future has no value after {seconds} s (timeout)")
 
@@ -84,7 +84,7 @@ class Future:
         return self._value
 
     def _set_unwrap_func(self, callback: Callable[[Any], object]) -> None:
-        """Set a function that value() calls with the value, and which may raise, as RPC's does."""
+        """Set a function that value() calls with the value. It may raise, like RPC's function."""
         if not callable(callback):
             raise TypeError(f"_set_unwrap_func(): argument 'callback' must be callable, not {type(callback).__name__}")
         self._unwrap = callback
@@ -171,7 +171,7 @@ def _seconds(timeout: Any) -> float:
         seconds = seconds_of(timeout)
     except (TypeError, ValueError):
         raise TypeError(f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}") from None
-    if not seconds >= 0:  # written so that NaN is rejected as well
+    if not seconds >= 0:  # rejects NaN too, unlike `seconds < 0`
         raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
     return seconds
 
@@ -204,7 +204,7 @@ def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            pass  # the event loop is closed, so nothing awaits the work
+            pass  # the event loop is closed: nothing awaits the work
 
     def run() -> Generator[Any, None, list[Any]]:
         if not work.is_completed():

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import Any
 
 MODULES = {
-    "abstract_token": ("jax.ffi", "jax.core"),  # jax.core is for JAX before 0.11
-    # Names that dldist.jax needs: compilation and execution of programs.
+    "abstract_token": ("jax.ffi", "jax.core"),  # jax.core only for JAX before 0.11
+    # Names that dldist.jax needs to observe the compilation and execution of programs.
     "compile_or_get_cached": ("jax._src.compiler",),
     "ExecuteReplicated": ("jax._src.interpreters.pxla",),
     "global_state": ("jax._src.distributed",),
-    # Names for reductions of float16.
+    # Names that reductions of float16 need.
     "_lowerings": ("jax.interpreters.mlir",),
     "psum_p": ("jax._src.lax.parallel",),
     "psum_invariant_p": ("jax._src.lax.parallel",),

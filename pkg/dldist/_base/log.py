@@ -10,7 +10,7 @@ from dldist import _core
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 
 _logger = logging.getLogger("dldist")
-# Shows the log on stderr if DLDIST_LOG is set but logging is not configured.
+# The handler that shows the log on stderr if DLDIST_LOG is set but logging is not configured.
 _fallback = logging.StreamHandler()
 _fallback.setFormatter(logging.Formatter("%(asctime)s dldist[%(process)d] %(levelname)s %(message)s"))
 
@@ -87,5 +87,5 @@ def _restart_in_child() -> None:
         _start_thread()
 
 
-atexit.register(_core._call_despite_ctrl_c, _stop)  # called again if Ctrl-C interrupts it
+atexit.register(_core._call_despite_ctrl_c, _stop)  # _stop is called again if Ctrl-C interrupts it
 os.register_at_fork(after_in_child=_restart_in_child)

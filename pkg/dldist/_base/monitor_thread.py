@@ -38,7 +38,7 @@ def remove(group: _core.Group) -> None:
 
 def _forget(reference: weakref.ref[_core.Group]) -> None:
     number = _numbers.pop(reference, None)
-    if number is not None and not sys.is_finalizing():  # in finalization, modules may be empty
+    if number is not None and not sys.is_finalizing():  # modules may be empty while Python exits
         _core._monitor_remove_group(number)
 
 
@@ -52,9 +52,9 @@ def start(rank: int) -> None:
         _core._monitor_open(*_options(failure_settings, rank))
         number = dump_signal()
         if number:
-            # The default signal is used only if the program has no handler for it.
+            # A program's own handler for the default signal has precedence.
             _core._monitor_on_signal(number, not failure_settings.dump_signal)
-        _thread.start_new_thread(_core._monitor_run, ())  # takes 1/5 of threading.Thread's time
+        _thread.start_new_thread(_core._monitor_run, ())  # five times as fast as threading.Thread
         _is_started = True
 
 
@@ -109,7 +109,7 @@ def stop() -> None:
 
 
 def _forget_in_child() -> None:
-    # After a fork: the thread and the groups exist only in the parent.
+    # Called after a fork: the thread and the groups exist only in the parent.
     global _is_started, _lock
     _lock = _thread.allocate_lock()
     _is_started = False

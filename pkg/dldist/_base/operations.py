@@ -27,7 +27,7 @@ class Operation:
     former_call: str
     """The former name of c10d's low-level call; empty if the name never changed."""
     as_one: str
-    """The operation that coalesce() runs instead of several of this one; empty if there is none."""
+    """The operation that coalesce() runs for several calls of this one; empty if there is none."""
     parameters: tuple[str, ...]
     nrequired: int
     input: tuple[str, int]

@@ -86,11 +86,11 @@ class WindowAccessType(_Numbered):
     UNIFIED, SEPARATE = range(2)
 
 
-_debug_level: DebugLevel | None = None  # None before the first read
+_debug_level: DebugLevel | None = None  # None until it is first read or set
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the debug level: the one set, or TORCH_DISTRIBUTED_DEBUG when first called."""
+    """Return the debug level that was set, or else TORCH_DISTRIBUTED_DEBUG as first read."""
     if _debug_level is None:
         set_debug_level_from_env()
     return _debug_level  # type: ignore[return-value]
@@ -131,7 +131,7 @@ def as_timedelta(where: str, value: Any) -> timedelta:
     raise TypeError(f"{where} must be timedelta, not {type(value).__name__}")
 
 
-_FOREVER_S = 86400.0 * 999_999_999  # the maximum of a timedelta, in seconds
+_FOREVER_S = 86400.0 * 999_999_999  # the maximum seconds of a timedelta
 
 
 def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
@@ -142,7 +142,7 @@ def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
         seconds = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}") from None
-    if not seconds >= 0:  # written so that NaN is rejected as well
+    if not seconds >= 0:  # rejects NaN too, unlike `seconds < 0`
         raise _core.DistArgumentError(f"{where} must be a time of 0 or more, not {value!r}")
     return timedelta(seconds=seconds) if seconds < _FOREVER_S else timedelta.max
 
@@ -291,7 +291,7 @@ class WaitSignalOptions(_OptionsWithHints):
 
 
 class ReconfigureOptions(_OptionsWithHints):
-    """Options of reconfigure: a uuid, and the members' handles (a list: in rank order)."""
+    """Options of reconfigure: a uuid, and the members' handles (a list is in rank order)."""
 
     uuid: int = 0
     handles: Any = ()

@@ -1,8 +1,8 @@
 """The environment variables of dldist: one table, and the functions that read it.
 
-docs/environment.md is generated from the table. Every setting has a name of dldist's, which wins,
-and perhaps names of torch.distributed's. An empty variable counts as unset. An invalid value is an
-error that names the variable.
+docs/environment.md is generated from the table. Every setting has a dldist name, which takes
+precedence, and may have torch.distributed names. An empty variable counts as unset. An invalid
+value is an error that names the variable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dldist import _core
 
 
 class Kind:
-    """How to parse a variable. `expected` describes valid values; empty for torch's error."""
+    """How to parse a variable. `expected` is for the error text, which is torch's if it is ""."""
 
     __slots__ = ("description", "expected", "parse")
 
@@ -33,7 +33,7 @@ class Kind:
     def error(self, name: str, text: str) -> ValueError:
         if self.expected:
             return ValueError(f"{name} must be {self.expected}, not {text!r}")
-        # torch.distributed's error text. DistArgumentError is also a RuntimeError, as in torch.
+        # The text is torch.distributed's. DistArgumentError is also a RuntimeError, as in torch.
         return _core.DistArgumentError(f"Invalid value for environment variable: {name} ({text!r})")
 
 
@@ -105,17 +105,17 @@ class Setting:
     ) -> None:
         self.attribute = attribute
         self.names = names
-        """In order of precedence: the first that is set counts."""
+        """Names in order of precedence: the first variable that is set counts."""
         self.kind = kind
         self.default = default
         self.meaning = meaning
-        """The text in docs/environment.md."""
+        """The description in docs/environment.md."""
         self.old = old
         """Deprecated names, which come last and warn."""
 
 
 WAITING = ("adaptive", "poll", "sleep")
-"""In the order of dd_spin_policy."""
+"""The values are in the order of the C enum dd_spin_policy."""
 _MAX_FRAMES = 16
 
 PROGRAM = (
@@ -336,8 +336,8 @@ def _taken_text(pid: int) -> str:
 def secret() -> bytes:
     """Return the job's secret, or b"" if there is none.
 
-    Raises DistArgumentError if the secret was taken by a rank that is neither this process nor one
-    that it was forked from.
+    Raises DistArgumentError if a rank has taken the secret that is neither this process nor one of
+    the processes that this process was forked from.
     """
     given = value("secret")
     if given.startswith("(taken by process ") and given not in _secrets_taken:
@@ -386,7 +386,7 @@ def connection() -> tuple[str, int, int, bool, int, str, bytes, bool, int]:
 
 
 def algorithm() -> str:
-    """Return the algorithms to use instead of the choice by size. Called from C."""
+    """Return the algorithms that the user has set instead of the choice by size. Called from C."""
     return str(value("algorithm"))
 
 

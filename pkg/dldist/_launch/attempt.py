@@ -18,15 +18,15 @@ from dldist._launch import options as launch_options
 from dldist._launch import ranks as launch_ranks
 
 _KILL_INTERVAL_S = 0.2
-# When to print which ranks have not ended, and how often to repeat it.
+# Seconds until the first notice of ranks that have not ended, and between later notices.
 _FIRST_NOTICE_S = 2.0
 _NOTICE_INTERVAL_S = 5.0
-# Maximum delay of the ranks' end by a console that is not read.
+# Maximum seconds by which a console that is not read may delay the end of the ranks.
 _READER_TIMEOUT_S = 1.5
 _MAX_NAMED_RANKS = 8
 # Exit codes that shells use for programs that cannot be started.
 _NOT_STARTED, _NOT_FOUND = 126, 127
-# How long to wait for the cause: a lost rank may end after the rank that noticed the loss.
+# Seconds to wait for the cause: a lost rank may end after the rank that noticed the loss.
 _CAUSE_TIMEOUT_S = 0.5
 _TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
 
@@ -40,7 +40,7 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """The signals that dlrun receives. They wake a selector; in raising(), raise Interrupted."""
+    """The signals that dlrun receives. A signal wakes a selector or, in raising(), is raised."""
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -154,7 +154,7 @@ class Supervisor:
         if self._signals.first is not None or not self._dumps.has_any():
             return b""
         lines = [self._dumps.describe_location()]
-        # The analysis needs the dumps of all ranks, so the job must have one machine.
+        # The analysis needs all ranks' dumps, so analyse only if all ranks are on this machine.
         if report.is_timeout(failure) and self._layout.nnodes == 1:
             lines.insert(0, self._dumps.summarise())
         return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
@@ -175,7 +175,7 @@ class Supervisor:
             self._end_job(_NOT_FOUND, reason)
             return
         for local_rank in range(self._layout.nproc):
-            # A single rank inherits the console, so that it still writes to a terminal.
+            # A launcher's only rank inherits the console, so that it still writes to a terminal.
             is_plain = self._options.file_streams(local_rank) == (0, 0) and self._options.is_shown(local_rank)
             has_pipes = self._layout.world_size > 1 or not is_plain
             try:
@@ -315,7 +315,7 @@ class Supervisor:
             self._end_all(number)
             self._publish_failure()
         elif self._signals.count > 1:
-            self._kill_at = time.monotonic()  # on a second signal, kill the ranks immediately
+            self._kill_at = time.monotonic()  # so that a second signal kills the ranks immediately
 
     def _end_all(self, number: int) -> None:
         self._signalled_at = time.monotonic()

@@ -81,7 +81,7 @@ def failure(error: BaseException) -> tuple[str, str, bytes | None]:
     try:
         data = pickling.dumps_object(error)
         pickle.loads(data)
-    except Exception:  # any exception, because third-party code runs here
+    except Exception:  # third-party code may raise any exception
         return "failure", text, None
     return "failure", text, data
 
@@ -95,5 +95,5 @@ def _unpickle_error(data: bytes | None) -> BaseException | None:
 
 
 def is_consequence(error: BaseException | None) -> bool:
-    """True if a rank raised this only because another rank failed."""
+    """True if a rank raised this error only because another rank failed."""
     return isinstance(error, (_core.DistPeerLostError, _core.DistAbortedError))

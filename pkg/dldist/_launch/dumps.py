@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dldist._base import monitor_thread, settings
 from dldist._launch import ranks as launch_ranks
 
-# A dump takes milliseconds. The limit is for a stopped rank or a hanging file system.
+# Seconds to wait for dumps. A stopped rank or a hanging file system may take forever.
 _TIMEOUT_S = 3.0
 _POLL_S = 0.02
 _PREFIX = "trace_"
@@ -21,7 +21,7 @@ Stamp = tuple[int, int] | None
 
 
 class Dumps:
-    """The dumps of one attempt. request() does not block: poll poll() until it returns True."""
+    """The dumps of one attempt. request() does not block: call poll() until it returns True."""
 
     def __init__(self, attempt: launch_ranks.Attempt) -> None:
         self.environment: dict[str, str] = {}
@@ -45,13 +45,13 @@ class Dumps:
 
     def _make_folder(self, attempt: launch_ranks.Attempt) -> str:
         if attempt.options.log_dir:
-            # The first rank that writes a dump creates the folder.
+            # Do not create the folder: the first rank that writes a dump creates it.
             self._folder = os.path.join(attempt.log_folder, "traces")
         else:
             try:
-                self._folder = tempfile.mkdtemp(prefix="dlrun_")  # a folder only for this user
+                self._folder = tempfile.mkdtemp(prefix="dlrun_")  # private to this user
             except OSError:
-                return ""  # no folder for dumps, but the job can run
+                return ""  # without this folder there are no dumps, but the job can run
         prefix = os.path.join(os.path.abspath(self._folder), _PREFIX)
         self.environment = {"DLDIST_FR_DUMP_FILE": prefix}
         return prefix

@@ -1,7 +1,7 @@
 """Coordinates a job's launchers, one per machine: rendezvous, first failure, restarts.
 
-One launcher serves a store, which the launchers use under a key prefix, and the ranks of the first
-attempt without one. The ranks of each later attempt get a new, empty store.
+One launcher serves a store. The launchers use it under a key prefix, and the ranks of the first
+attempt without a prefix. The ranks of each later attempt get a new, empty store.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dldist._launch import report as launch_report
 JOIN_TIMEOUT_S = 600.0
 _REPLY_TIMEOUT_S = 10.0
 _RESTART_TIMEOUT_S = 60.0
-# How long a launcher that fails to join keeps serving the store, where others read the reason.
+# Seconds that a launcher that failed to join keeps serving the store, for others to read why.
 _REFUSAL_LINGER_S = 2.0
 _POLL_S = 0.05
 NOTICE_S = 5.0
 _HEARTBEAT_INTERVAL_S = 2.0
-# A launcher without a heartbeat for this long is lost. Long enough for a very busy machine.
+# Seconds without a heartbeat after which a launcher is lost: enough for a very busy machine.
 HEARTBEAT_TIMEOUT_S = 30.0
 
 
@@ -99,7 +99,7 @@ class _HeartbeatMonitor:
 
 
 class Launchers:
-    """The launchers of a job. Methods may raise DistError if others are unreachable."""
+    """The launchers of a job. Methods may raise DistError if other launchers are unreachable."""
 
     def __init__(self, options: launch_options.Options, secret: str) -> None:
         self._options = options
@@ -235,7 +235,7 @@ class Launchers:
         return self._store.add(f"done/{number}", 0) == self._options.nnodes
 
     def leave(self, timeout: float) -> None:
-        """Leave the job. The launcher that serves the store first waits for others to leave."""
+        """Leave the job. The launcher that serves the store first waits for the other launchers."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
         nleft = self._store.add("left", 1)

@@ -104,7 +104,7 @@ class Options(argparse.Namespace):
     program: list[str]
 
     def file_streams(self, local_rank: int) -> tuple[int, int]:
-        """Return KEEP_* bits twice: a rank's streams to write to files, and streams not to show."""
+        """Return KEEP_* bits for the rank's streams to write to files, and for those to hide."""
         teed, redirected = (choice.get(local_rank, choice.get(None, KEEP_NONE)) for choice in (self.tee, self.redirects))
         return teed | redirected, redirected
 
@@ -248,5 +248,5 @@ def _cgroup_cores() -> int | None:
                 quota, period = (directory / "cpu.max").read_text(encoding="ascii").split()
                 quotas.append(int(quota) // int(period))
             except (OSError, ValueError, ZeroDivisionError):
-                pass  # no CPU quota: no file, or it has "max"
+                pass  # no quota: the file does not exist, or it contains "max"
     return min(quotas, default=None)

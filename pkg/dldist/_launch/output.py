@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import IO, BinaryIO
 
 _CHUNK = 65536
-# Enough chunks to empty a pipe: an unprivileged user's pipe holds at most 1 MiB.
+# Maximum chunks to drain: enough to empty a pipe, which has at most 1 MiB for normal users.
 _CHUNKS_IN_PIPE = 32
 # Bytes that a writable pipe accepts without blocking and without mixing them with other writes.
 _ATOMIC = select.PIPE_BUF
@@ -91,7 +91,7 @@ class Lines:
         return self.flush()
 
     def _with_prefix(self, line: bytes) -> bytes:
-        # Tracebacks already have the prefix if the rank has initialised its world.
+        # Add no second prefix: tracebacks have the prefix once the rank has initialised its world.
         return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
 
     def flush(self) -> bytes:
@@ -124,7 +124,7 @@ class Stream:
         return self._forward_chunk() != b""
 
     def drain(self) -> None:
-        """Forward what the pipe holds now; no more, as another process may keep writing."""
+        """Forward the data now in the pipe. Ignore later data: another process may keep writing."""
         for _ in range(_CHUNKS_IN_PIPE):
             if not self._forward_chunk():
                 return

@@ -49,7 +49,7 @@ class Child:
                 self.code = self._reap()
             else:
                 if state is not None:
-                    # si_status is an exit code or a signal number, depending on si_code.
+                    # si_status is a signal number, not an exit code, unless the process has exited.
                     self.code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
         return self.code is not None
 
@@ -74,7 +74,7 @@ class Child:
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # all processes have ended or changed their user
+            pass  # no process is left, or they run as another user
 
     def close(self) -> None:
         """Kill the process and its group, and reap it. Afterwards only `code` is available."""

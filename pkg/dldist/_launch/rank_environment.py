@@ -27,9 +27,9 @@ def store_variables(host: str, port: int, attempt: int = 0) -> dict[str, str]:
     return {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # TORCHELASTIC_USE_AGENT_STORE: the launcher serves the store, so no rank does.
-        # DLDIST_AGENT_STORE repeats the address: a program that changes MASTER_ADDR or MASTER_PORT
-        # needs its own store.
+        # With TORCHELASTIC_USE_AGENT_STORE, ranks use the launcher's store and serve none.
+        # DLDIST_AGENT_STORE repeats the store's address, so that a program that changes MASTER_ADDR
+        # or MASTER_PORT gets its own store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "DLDIST_AGENT_STORE": f"{host}:{port}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
@@ -37,7 +37,7 @@ def store_variables(host: str, port: int, attempt: int = 0) -> dict[str, str]:
 
 
 def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
-    """Serve a store for `size` processes of this host. Return it and each process's environment."""
+    """Serve a store for `size` processes of this host. Return the store and their environments."""
     secret = os.fsdecode(settings.secret()) or secrets.token_hex(16)
     store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
     shared = {**store_variables("127.0.0.1", store.port), "DLDIST_SECRET": secret}

@@ -77,7 +77,7 @@ def command(options: launch_options.Options) -> list[str]:
 
 
 def missing_script_reason(options: launch_options.Options) -> str | None:
-    """Return why Python cannot run the program, if its script does not exist; otherwise None."""
+    """Return an error text if the program is a Python script that does not exist; else None."""
     program = options.program[0]
     if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
         return None
@@ -107,7 +107,7 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
     launcher = os.getpid()
 
     def run() -> None:
-        # If the launcher is killed, its ranks must be killed too.
+        # Kill this rank when the launcher is killed.
         processes.kill_on_exit_of(launcher)
         # SIGTERM must end a rank, even if dlrun itself was started with it ignored or blocked.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -119,7 +119,7 @@ def _before_exec(cores: list[int] | None) -> Callable[[], None]:
 
 
 class Rank:
-    """A rank's process, which leads a session for its children, and its output streams."""
+    """A rank's process, which leads a new session, and the process's output streams."""
 
     def __init__(self, attempt: Attempt, local_rank: int, extra_env: Mapping[str, str], has_pipes: bool) -> None:
         """Start the process with `extra_env` in its environment. Raise OSError if that fails."""

@@ -128,5 +128,5 @@ def is_timeout(failure: Failure) -> bool:
 
 
 def first_cause(failures: list[Failure]) -> Failure:
-    """Return the failure to show: the first that is not another's consequence, if any."""
+    """Return the failure to show: the first that no other failure caused, if any."""
     return min(failures, key=lambda failure: failure.is_consequence)

@@ -17,7 +17,7 @@ from dldist._launch import child_calls, processes, rank_environment
 from dldist._objects import pickling
 
 _KILL_AFTER_S = 1.5
-# How long to wait for the cause: a lost process may end after the one that noticed the loss.
+# Seconds to wait for the cause: a lost process may end after the one that noticed the loss.
 _CAUSE_TIMEOUT_S = 0.5
 
 
@@ -75,7 +75,7 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     try:
         data = pickling.dumps_object(("result", call.fn(rank, *call.args)))
     except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)  # exit silently: the parent received Ctrl-C too
+        os._exit(128 + signal.SIGINT)  # exit silently: the parent handles the Ctrl-C
     except Exception as error:
         channel.send_bytes(pickle.dumps(child_calls.failure(error)))
         sys.exit(1)
@@ -100,7 +100,7 @@ class ProcessContext:
     def join(self, timeout: float | None = None) -> bool:
         """Wait until all processes have ended. Return False if `timeout` seconds pass first.
 
-        On the first failure, or KeyboardInterrupt while waiting, end all processes and raise it.
+        On the first failure, or Ctrl-C while waiting, end all processes and raise the exception.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -155,14 +155,14 @@ class ProcessContext:
     def _record_end(self, call: child_calls.Call) -> None:
         code = call.child.code or 0
         if code == 0 or call.failure:
-            return  # the process succeeded, or its failure is recorded
+            return  # return: the process succeeded, or its failure is recorded
         name = processes.signal_name(-code) if code < 0 else None
         cause = f"exit code {code}" if name is None else f"signal {name}"
         text = f"process {call.number} terminated with {cause}"
         self._failures.append(ProcessExitedException(text, call.number, call.child.pid, code, name))
 
     def _fail(self) -> None:
-        """Raise the failure that caused the others; wait for it, as it may be noticed last."""
+        """Raise the failure that caused the others. Wait for it, as it may be reported last."""
         deadline = time.monotonic() + _CAUSE_TIMEOUT_S
         while self._running and all(child_calls.is_consequence(failure.__cause__) for failure in self._failures):
             left = deadline - time.monotonic()
@@ -212,8 +212,8 @@ def spawn(
     context = multiprocessing.get_context("spawn")
     store, environments = rank_environment.serve_store(nprocs)
     running = ProcessContext(store, nprocs)
-    # Only on the main thread: the kernel kills the child when the thread that started it ends, even
-    # if the process continues.
+    # Let the kernel kill the child only if this is the main thread: it kills the child when the
+    # thread that started it ends, even if the process continues.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     try:
         for rank, env in enumerate(environments):

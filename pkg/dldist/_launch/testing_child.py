@@ -120,7 +120,7 @@ def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
         try:
             importlib.import_module(parent)
         except ModuleNotFoundError:
-            pass  # the test runner has derived the name from the path
+            pass  # do nothing: the test runner derived the name from the path
     loader = (_RewritingLoader if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None

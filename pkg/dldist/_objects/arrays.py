@@ -12,7 +12,7 @@ from dldist._objects import codec
 
 NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
 
-# Bytes per element and memoryview's format, if there is one, by dtype: for programs without NumPy.
+# For each dtype, bytes per element and memoryview's format or None, for use without NumPy.
 _DTYPES: dict[str, tuple[int, Any]] = {
     "bool": (1, "?"),
     "int8": (1, "b"),
@@ -49,7 +49,7 @@ class Array:
 
 
 def describe(obj: Any) -> Array | None:
-    """Return the object as an Array; None if it is no array. TypeError if it is unsupported."""
+    """Describe the object as an Array; None if it is no array. TypeError for unsupported arrays."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     kind = type(obj)
     if numpy is not None and kind is numpy.ndarray:
@@ -71,7 +71,7 @@ def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
     if array is not None and isinstance(obj, array.array):
         return type(obj) is not array.array
     if isinstance(obj, (bytes, bytearray)):
-        return True  # also true for bytes and bytearray, which are not sent as arrays
+        return True  # so bytes and bytearray are not sent as arrays
     return (numpy is not None and isinstance(obj, numpy.ndarray)) or (torch is not None and isinstance(obj, torch.Tensor))
 
 
@@ -121,7 +121,7 @@ def _describe_buffer(obj: Any) -> Array | None:
 
 
 def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of an array that a peer describes. ValueError if it is invalid."""
+    """Return the size in bytes of an array that a peer describes. ValueError if impossible."""
     if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
         raise ValueError(f"unknown array library: got {library!r}")
     if dtype not in _DTYPES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
@@ -130,7 +130,7 @@ def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
-    """Make an array in the memory of `raw`: a torch tensor if it was one and torch is imported
+    """Make an array in the memory of `raw`: a torch tensor if one was sent and torch is imported
     here; otherwise a NumPy array if NumPy is installed, or an object of torch or a memoryview."""
     torch = sys.modules.get("torch")
     if library == TORCH and hasattr(torch, dtype):
@@ -147,7 +147,7 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
     if format_code is None:
         raise _core.DistError(f"received an array of {dtype}: no library for it; install NumPy (with ml_dtypes) or torch")
     flat = raw.cast(format_code)
-    # cast() cannot make a memoryview with dimensions of size 0.
+    # Keep an empty array one-dimensional: cast() cannot make dimensions of size 0.
     return flat.cast("B").cast(format_code, shape) if raw.nbytes else flat
 
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 IN_BAND_BYTES = 1 << 16
-"""Arrays of fewer bytes are copied into the head: saving a message is worth more than a copy."""
+"""Arrays of fewer bytes are copied into the head, because a copy costs less than a message."""
 
 
 MODULES = {"safe": "dldist._objects.safe_codec", "pickle": "dldist._objects.pickle_codec"}

@@ -107,7 +107,7 @@ class Exchange:
         return self._read(incoming), source
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
-        """Write an object for each rank. If one cannot be written, send the error to all ranks."""
+        """Encode the object for each rank. If one cannot be encoded, all ranks get its error."""
         size = self._group.size
         if isinstance(objs, (list, tuple)) and len(objs) == size:
             outgoing = [Outgoing(obj, self._serializer) for obj in objs]
@@ -124,7 +124,7 @@ class Exchange:
         return outgoing
 
     def _incoming(self, prefixes: bytearray, outgoing: list[Outgoing], has_other_objects: bool) -> list[Incoming]:
-        """Parse the prefixes of all ranks. An error is raised here, on all ranks."""
+        """Parse the prefixes of all ranks. If one has an error, raise the error on all ranks."""
         view = memoryview(prefixes)
         starts = range(0, len(view), PREFIX_BYTES)
         incoming = [Incoming(view[start : start + PREFIX_BYTES], rank, self._name, has_other_objects) for rank, start in enumerate(starts)]

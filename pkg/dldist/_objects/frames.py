@@ -24,11 +24,11 @@ from dldist._objects import codec
 
 PREFIX_BYTES = 512
 
-# Magic, version, serializer, first round, last round + 1, buffers, bytes of head and buffers.
+# Magic, version, serializer, first round, last round + 1, buffer count, head bytes, buffer bytes.
 _PREFIX = struct.Struct("<4sBBxBIIQQ")
 _MAGIC = b"dlob"
 _VERSION = 1
-_FAILED = 0  # number of no serializer: no object follows; the head is the reason
+_FAILED = 0  # replaces the serializer's number if the head is an error text
 _INLINE_BYTES = PREFIX_BYTES - _PREFIX.size
 ROUNDS_MAX = 1 << 20
 """Maximum number of an object's buffers, as receivers wait for all: 64 GiB of the smallest."""
@@ -98,7 +98,7 @@ def _describe(error: Exception) -> bytes:
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
-    except Exception:  # any error of __str__, because the other ranks wait for the reason
+    except Exception:  # __str__ may raise anything, but the other ranks wait for a reason
         text = f"{name}, whose text could not be made"
     # errors="ignore" drops a character that the limit has cut.
     return text.encode("utf-8", "replace")[:_INLINE_BYTES].decode("utf-8", "ignore").encode()
@@ -107,7 +107,7 @@ def _describe(error: Exception) -> bytes:
 class Incoming:
     """An object to receive from `rank`. Every field of the object's prefix is checked before use.
 
-    `has_other_objects`: the sender sends other objects in the same rounds, which may need more."""
+    `has_other_objects`: the sender also sends other objects, which may need more rounds."""
 
     __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own_rounds", "number", "rank", "rounds")
 
@@ -130,13 +130,13 @@ class Incoming:
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own_rounds.start else None
 
     def _has_valid_rounds(self, has_other_objects: bool) -> bool:
-        """True if the rounds match the sizes. A peer could otherwise force many empty rounds."""
+        """True if the rounds match the sizes. Otherwise a peer could force many empty rounds."""
         if not has_other_objects:
             return self.rounds == self._own_rounds
         return self.rounds.start <= self._own_rounds.start and self._own_rounds.stop <= self.rounds.stop <= ROUNDS_MAX + 1
 
     def failure(self) -> DistError | None:
-        """Return an error with the reason why the sender sent no object; None if it sent one."""
+        """Return an error with the sender's reason for sending no object; None if it sent one."""
         if self.number != _FAILED:
             return None
         reason = bytes((self._head or b"")[:_INLINE_BYTES]).decode("utf-8", "replace")

@@ -90,7 +90,7 @@ def _make_storage(buffer: Any) -> Any:
 
     is_empty = memoryview(buffer).nbytes == 0
     tensor = torch.empty(0, dtype=torch.uint8) if is_empty else torch.frombuffer(buffer, dtype=torch.uint8)
-    # For newer dtypes, torch's rebuild expects a TypedStorage; for others it unwraps one.
+    # torch rebuilds newer dtypes only from a TypedStorage, which it unwraps for other dtypes.
     typed: Any = torch.storage.TypedStorage
     return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 

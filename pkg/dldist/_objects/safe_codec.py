@@ -27,23 +27,23 @@ _COUNT = struct.Struct("<Q")
 _INT = struct.Struct("<q")
 _IN_BAND, _OUT_OF_BAND = 0, 1
 
-# Every object begins with a byte for its type. Types that are complete without further data:
+# The first byte of an object is its type. These types have no further data.
 _CONSTANTS = {None: b"N", True: b"T", False: b"F"}
-# Types whose byte is followed by numbers:
+# These types' byte is followed by numbers.
 _NUMBERS: dict[type, tuple[bytes, struct.Struct, Callable[[Any], tuple[float, ...]]]] = {
     float: (b"f", struct.Struct("<d"), lambda value: (value,)),
     complex: (b"c", struct.Struct("<dd"), lambda value: (value.real, value.imag)),
     timedelta: (b"D", struct.Struct("<qqq"), lambda value: (value.days, value.seconds, value.microseconds)),
 }
-# Types whose byte is followed by memory:
+# These types' byte is followed by memory.
 _BYTES: dict[type, bytes] = {bytes: b"b", bytearray: b"B"}
-# Types whose byte is followed by items, or by keys and values:
+# These types' byte is followed by items, or by keys and values.
 _SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _MAPPINGS: dict[type, bytes] = {dict: b"d", OrderedDict: b"O"}
 
 
 def write(obj: Any, head: BytesIO) -> list[memoryview]:
-    """Write an object of the types in docs/objects.md. A TypeError has the path of any other."""
+    """Write an object of the types in docs/objects.md. A TypeError shows where another type is."""
     writer = _Writer(head)
     try:
         writer.write(obj)
@@ -63,7 +63,7 @@ def read(head: memoryview, buffers: list[memoryview]) -> Any:
     except DistError:
         raise
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        # Such as invalid UTF-8, an unhashable key, or a shape that the library rejects.
+        # Causes are invalid UTF-8, an unhashable key, or a shape that the library rejects.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
     reader.check_end()
     return obj

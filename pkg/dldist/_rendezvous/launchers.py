@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 
 from dldist import _core
 
-# Ports for stores: above the usual range of ephemeral ports.
+# First port and number of ports for stores: above the usual range of ephemeral ports.
 _FIRST_PORT, _PORTS = 61440, 4096
 # Slurm reserves higher step ids for batch scripts, interactive shells and external programs.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Launch:
-    """A launcher's description of this process. An attribute that it does not set is None."""
+    """A launcher's description of this process. An attribute that the launcher lacks is None."""
 
     def __init__(self, kind: str, rank: int, world_size: int) -> None:
         self.kind = kind  # the launcher: "torchrun", "env", "slurm", "openmpi" or "pmi"
@@ -27,7 +27,7 @@ class Launch:
         self.local_rank: int | None = None
         self.local_size: int | None = None
         self.node_rank: int | None = None
-        self.job: str | None = None  # a name that is unique among the jobs of these hosts
+        self.job: str | None = None  # a name that differs from all other jobs' on these hosts
         self.master_addr: str | None = None
         self.master_port: int | None = None
 
@@ -233,7 +233,7 @@ def _expand_one(pattern: str) -> Iterator[str]:
 def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return a path, unique to the job, for the rendezvous file of its ranks on one host.
 
-    No other user can write to the directory, which is the launcher's for the job if possible.
+    The directory is the launcher's for the job if possible. Other users cannot write to it.
     """
     name = "".join(char if char.isalnum() else "-" for char in f"{_boot_id()} {job}"[:200])
     directory = environ.get("PMIX_SERVER_TMPDIR")
@@ -255,7 +255,7 @@ def _make_private(directory: str) -> str:
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
-        pass  # another rank or job has created the directory
+        pass  # created by another rank or job
     reason = _privacy_problem(directory)
     if reason is not None:
         raise _core.DistStoreError(

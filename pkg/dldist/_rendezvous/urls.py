@@ -26,7 +26,7 @@ class Endpoint:
     def __init__(self, rank: int, world_size: int, connect: Callable[[Any], _core.Store] | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.is_server = False  # True if this rank serves the store
+        self.is_server = False  # True if this rank must serve the store
         self.is_client = False  # True if rank 0 serves the store, and may serve another one later
         self._connect = connect
 
@@ -67,7 +67,7 @@ class ServerEndpoint(Endpoint):
 
     def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
         options = {
-            # Ranks that do not wait for all workers must not count as workers.
+            # A rank that does not wait for workers passes no size, so that it is not counted.
             "world_size": self.world_size if wait_for_workers else None,
             "timeout": timeout,
             "wait_for_workers": wait_for_workers and self.port != 0,
@@ -86,7 +86,7 @@ class ServerEndpoint(Endpoint):
 
 
 class PortRangeEndpoint(ServerEndpoint):
-    """A server on the first free port of a range, found by the job's name in its store."""
+    """A server on the first free port of a range; ranks find it by the job's name in the store."""
 
     JOB_KEY = "dldist/job"
 
@@ -105,7 +105,7 @@ class PortRangeEndpoint(ServerEndpoint):
             except _core.DistNetworkError as error:
                 last_error = error
                 continue
-            # This process may already serve the port, which is fine if it is for the same job.
+            # Accept a port that this process already serves for the same job.
             if store.compare_set(self.JOB_KEY, "", self.job) == self.job:
                 return store
             last_error = _core.DistNetworkError(f"port {port} is taken by another job of this process")
@@ -205,12 +205,12 @@ def _close_if_same(fd: int, inode: int) -> None:
 
 
 def _is_own_address(host: str) -> bool:
-    """True for localhost and this machine's addresses, on which only the server must listen."""
+    """True for localhost and IP addresses of this machine, on which only the server listens."""
     if host == "localhost":
         return True
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
-    import _socket  # imports ten times as fast as `socket`; a host of type str would import a codec
+    import _socket  # ten times as fast as `socket`; a host in bytes needs no codec
 
     try:
         for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
@@ -220,7 +220,7 @@ def _is_own_address(host: str) -> bool:
             finally:
                 probe.close()
     except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL  # listen will report any other error
+        return error.errno != errno.EADDRNOTAVAIL  # listen() will report other errors
     return True
 
 
@@ -329,7 +329,7 @@ def _variable(name: str) -> str:
 
 
 def with_ranks(url: str, rank: int, world_size: int, may_omit_size: bool = False) -> str:
-    """Add rank and size to a URL's query, except -1; with `may_omit_size`, also size -1."""
+    """Add rank and size, unless -1, to a URL's query. may_omit_size: add a size of -1 too."""
     if rank == -1 and world_size == -1 and not may_omit_size:
         return url
     body, separator, fragment = url.partition("#")

@@ -21,8 +21,8 @@ _handles: list[ref[SymmetricMemory]] = []
 class SymmetricMemory(_core.Window):
     """Memory of all ranks of a group; the result of rendezvous().
 
-    If rendezvous() got a part of an array from empty(), at byte `offset`, other ranks can access
-    the whole array.
+    If rendezvous() was passed a part of an array from empty(), which starts at byte `offset`, other
+    ranks can access the whole array.
     """
 
     @property
@@ -69,7 +69,7 @@ def rendezvous(group: _core.Group, tensor: Tensor | None) -> SymmetricMemory:
 
 
 def handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricMemory, int]:
-    """Find the newest handle for this rank's memory in a group, and the offset in its array."""
+    """Find a group's newest handle that has this rank's memory, and the offset in its array."""
     for handle in reversed(_handles):
         memory = handle()
         if memory is not None and memory.group is group:

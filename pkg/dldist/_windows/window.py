@@ -105,14 +105,14 @@ class Window:
         return memory.get_buffer(rank, shape, dtype)
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
-        """Signal a rank that all data put to it before is in its memory. Signals are counted."""
+        """Signal a rank after all data put to it so far has arrived. Signals are counted."""
         self._registered("signal").signal(peer_rank, 0, _milliseconds(opts))
         return done_work([])
 
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
     ) -> _core.Work:
-        """Wait for a signal from a rank and take it. With async_op, the work's wait() does this."""
+        """Wait for a signal from a rank and take it. With async_op, the work's wait() waits."""
         memory = self._registered("wait_signal")
         if async_op:
             return _SignalWork(memory, peer_rank, _milliseconds(opts))
@@ -149,7 +149,7 @@ class _SignalWork(PythonCallbackWork):
     def _take_signal(self, timeout: timedelta) -> bool:
         with self._lock:
             if self._future.done():
-                self._future.value()  # raises the error if taking the signal failed
+                self._future.value()  # raises the error if no signal could be taken
             elif not self._has_signal:
                 self._memory.wait_signal(self._rank, 0, _whole_ms(timeout) or self._timeout_ms)
                 self._has_signal = True

@@ -28,7 +28,7 @@ def load() -> Any:
 
 
 def candidates() -> list[str]:
-    """List the libraries to try: first the launcher's kind, and wheels before the system."""
+    """List the libraries to try: the launcher's kind first, wheels before system libraries."""
     names = OPEN_MPI + HYDRA if _launcher() == "openmpi" else HYDRA + OPEN_MPI
     found = [path for path in wheels.in_environment("libmpi.so.12") if _is_intel(path)]
     for name in names:
@@ -44,7 +44,7 @@ def _is_intel(path: str) -> bool:
 
 
 def _launcher() -> str | None:
-    """Return "openmpi", "pmi" (Hydra: MPICH, Intel MPI), or a value that every library matches."""
+    """Return mpirun's kind: "openmpi", "pmi" for Hydra (MPICH, Intel MPI), or None if unused."""
     launch = launchers.detect_mpirun()
     return None if launch is None else launch.kind
 
@@ -92,7 +92,7 @@ def world_endpoint(rank: int, world_size: int) -> MPIEndpoint:
 
 
 def _check_world(endpoint: MPIEndpoint) -> None:
-    """Raise RuntimeError if another launcher was used: each process is then alone in its MPI."""
+    """Raise RuntimeError if a launcher other than mpirun was used: each process is alone in MPI."""
     launch = launchers.detect()
     if launch is not None and endpoint.world_size == 1 < launch.world_size:
         version = carriers.info("mpi")["version"]

@@ -45,7 +45,7 @@ def _check_order(folder: str) -> None:
 
 
 def _prepare(folder: str) -> None:
-    """Set environment defaults for oneCCL and libfabric: host arrays, one library folder."""
+    """Set unset variables so that oneCCL uses host arrays, with libfabric's plugins in `folder`."""
     variables = {
         "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
         "CCL_YIELD": "sched_yield",  # oneCCL's default would starve ranks that share a core

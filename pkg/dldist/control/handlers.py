@@ -47,7 +47,7 @@ Handler: TypeAlias = "Callable[[Request, Response], object]"
 
 
 class ReceivedRequest(Request):
-    """A request received over HTTP. Errors of decoding are raised when the handler reads it."""
+    """A request received over HTTP. If it cannot be decoded, the handler's reads raise errors."""
 
     def __init__(self, body: bytes, params: Mapping[bytes, bytes]) -> None:
         self._body = body
@@ -109,7 +109,7 @@ def register_handler(name: str, handler: Handler) -> None:
         raise TypeError(f"register_handler(): argument 'name' must be str, not {type(name).__name__}")
     if not callable(handler):
         raise TypeError(f"register_handler(): argument 'handler' must be callable, not {type(handler).__name__}")
-    entry = (handler,)  # in a new tuple, so that registering a function twice is an error
+    entry = (handler,)  # a new tuple: even the same handler cannot be registered again
     if _handlers.setdefault(name, entry) is not entry:
         raise ValueError(f"Handler {name} already registered")
 

@@ -77,9 +77,9 @@ class _LimitedReader(io.RawIOBase):
 
 
 class Connection(BaseHTTPRequestHandler):
-    """Serves one client within the limits above. The base class only parses requests' heads."""
+    """Serves one client within this module's limits. The base class only parses requests' heads."""
 
-    protocol_version = "HTTP/1.1"  # so that connections are kept alive by default
+    protocol_version = "HTTP/1.1"  # keeps connections alive by default
 
     def __init__(self, sock: socket.socket, token: str, on_idle_change: Callable[[bool], object] = lambda is_idle: None) -> None:
         """Serve one client. Requests must contain `token` unless it is "". on_idle_change(False) is
@@ -90,7 +90,7 @@ class Connection(BaseHTTPRequestHandler):
         self._input = _LimitedReader(sock)
         # Python 3.14's default buffer exceeds HEAD_BYTES: it would read beyond that limit.
         self._reader = io.BufferedReader(self._input, LINE_BYTES)
-        self.rfile = self._reader  # BaseHTTPRequestHandler reads from rfile
+        self.rfile = self._reader  # the base class reads from rfile
         self._requests_left = REQUESTS
         self.close_connection = False
 
@@ -101,7 +101,7 @@ class Connection(BaseHTTPRequestHandler):
                 self._serve_next()
             self._linger()
         except (OSError, _Refusal):
-            pass  # the client disconnected or was rejected: nothing to send
+            pass  # nothing to send: the client disconnected or was rejected
         finally:
             self._reader.detach()
 
@@ -145,7 +145,7 @@ class Connection(BaseHTTPRequestHandler):
         raise _Refusal(400)
 
     def handle_expect_100(self) -> bool:
-        return True  # _read_body sends 100 Continue after its checks
+        return True  # no reply yet: _read_body sends 100 Continue after its checks
 
     def _check_client(self) -> None:
         """Check the token. Reject web pages: browsers can reach servers that only this host can."""

@@ -53,7 +53,7 @@ class _ServerState:
 
     def __init__(self, listener: socket.socket, path: str, token: str) -> None:
         self._listener = listener
-        self._path = os.path.abspath(path) if path else path  # independent of chdir()
+        self._path = os.path.abspath(path) if path else path  # close() needs it after chdir()
         self._inode = os.stat(path).st_ino if path else 0
         self._token = token
         self._pid = os.getpid()
@@ -92,12 +92,12 @@ class _ServerState:
             self._threads.add(thread)
         try:
             thread.start()
-        except RuntimeError:  # no thread can be started
+        except RuntimeError:  # the system cannot start a thread
             self._threads.discard(thread)
             self._remove(sock)
 
     def _wait_for_eviction(self) -> bool:
-        """Wait at most one second until the evicted connection is closed; False if it is not."""
+        """Wait at most one second until the evicted connection is closed. Return True if it is."""
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline and not self._closing.wait(0.002):
             with self._lock:
@@ -244,7 +244,7 @@ def serve(
 
 
 class _WorkerServer(Server):
-    """Has torch's constructor. Unlike serve(), it accepts any host without a secret."""
+    """A Server with torch's constructor. Unlike serve(), it accepts any host without a secret."""
 
     def __init__(self, host_or_file: str, port: int = -1) -> None:
         port = port.__index__()
@@ -260,7 +260,7 @@ def _bind_path(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # set before listen() admits clients
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # set the mode before listen() admits clients
         listener.listen(_BACKLOG)
     except (OSError, ValueError) as error:
         listener.close()

@@ -82,8 +82,8 @@ def _is_linear(op: Op) -> bool:
 
 
 def _by_parts(calls: Any, name: str, axis: int, array: Any, sizes: list[int]) -> tuple[Any, Any]:
-    """Return the operation for an axis, and its argument: for axis 0 the whole array, otherwise a
-    list of its parts."""
+    """Return the group's operation on parts along an axis, and its argument: for axis 0 the whole
+    array, otherwise a list of the parts."""
     if axis == 0:
         return getattr(calls, f"{name}_single"), array
     return getattr(calls, name), None if array is None else arrays.pieces(array, axis, sizes)
@@ -209,7 +209,7 @@ def reduce(
 
     def call_batched(x: Any) -> Any:
         result: Any = reduce(x, root, op, group, timeout=timeout)
-        return x if result is None else result  # None on non-roots, whose result is unused
+        return x if result is None else result  # other ranks than the root do not use it
 
     return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
@@ -622,7 +622,7 @@ def permute(
     source_of = {destination: source for source, destination in destination_of.items()}
     own_destination, own_source = destination_of.get(form.rank), source_of.get(form.rank)
 
-    # Use all_to_all, because the tags of messages belong to the caller.
+    # Use all_to_all instead of messages, because the tags of messages belong to the caller.
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         family = arrays.family_of(source, form.name)
         sent = [family.empty_like(source, (0,)) for _ in range(form.size)]
@@ -644,7 +644,7 @@ def permute(
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Return a dict of destinations by source."""
+    """Check the pairs, and return a dict of destinations by source."""
     routes: dict[int, int] = {}
     for pair in pairs:
         if len(pair) != 2:

@@ -41,7 +41,7 @@ class Form:
         self.transpose: Callable[..., list[Any]] | None = None
 
     def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
-        """Return the axis as a non-negative number; the result has `new` more axes than x."""
+        """Return the axis as a non-negative number. Results have `new` more axes than x."""
         count = len(self.shape) + new
         number = as_index(axis)
         if number is None or not -count <= number < count:
@@ -84,10 +84,10 @@ class Form:
         """Run the call. Return pack(*results), or a Pending for this value.
 
         start(calls, *sources, *outputs, timeout=, async_op=) makes the calls and returns their
-        works. `shapes` are the outputs' shapes; None if this rank has no result, and then each
-        output is None. `fill` is the outputs' initial content; COPIES copies the sources.
-        transpose(*gradients) converts gradients of the results to gradients of the arrays; None if
-        there are none. again(*arrays) makes the same call on arrays with one more axis at the end.
+        works. `shapes` are the outputs' shapes, or None if this rank has no result; all outputs are
+        then None. `fill` is the outputs' initial content; COPIES copies the sources.
+        transpose(*gradients) converts the results' gradients to the arrays' gradients, or is None.
+        call_batched(*arrays) makes the same call on arrays with one more axis at the end.
         """
         self._start_calls = start
         self.shapes = shapes
@@ -130,7 +130,7 @@ class Form:
         return results if isinstance(results, list) else [results]
 
     def describe(self, calls: Any, sources: Sequence[Any], results: Sequence[Any]) -> None:
-        """Make the calls on `calls` with other arrays. `results` is empty if this rank has none."""
+        """Make the calls on `calls` with these arrays. `results` is empty if this rank has none."""
         self._start_calls(calls, *sources, *(results or [None] * len(sources)), timeout=self.timeout, async_op=False)
 
     def _families(self, arrays: Sequence[Any]) -> list[base_arrays.Family]:
@@ -182,8 +182,8 @@ def operations_of(group: Any) -> Any:
 
 
 def wait_for_compiled_calls() -> None:
-    """Wait for the collectives of compiled calls, so that later calls keep the order: a compiled
-    call returns before its collectives run."""
+    """Wait for the collectives of compiled calls, which may run after the calls return, so that
+    later calls keep the order."""
     compiled = sys.modules.get("dldist.functional.jax")
     if compiled is not None:
         compiled.flush()

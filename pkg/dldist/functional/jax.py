@@ -62,12 +62,12 @@ def _differentiate(primals: Any, tangents: Any, *, form: Form) -> Any:
 
 
 def _transpose(cotangents: list[Any], *_: Any, form: Form) -> list[Any]:
-    assert form.transpose is not None  # JAX wants tangents, so the form must have a transpose
+    assert form.transpose is not None  # forms without one have been rejected before
     return form.transpose(*map(ad.instantiate_zeros, cotangents))
 
 
 def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, form: Form) -> tuple[list[Any], list[int]]:
-    """Run a vmapped form as one call, with the batch axis last, where no form has its axis."""
+    """Run a vmapped form as one call. Move the batch axis last, to keep other axes' numbers."""
     (size,) = {x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None}
 
     def put_last(x: Any, axis: Any) -> Any:

@@ -31,7 +31,7 @@ _TIMEOUT_S = 1800.0
 
 _timeout: Timeout = _TIMEOUT_S
 
-_clique_groups: list[World] = []  # kept, because XLA keeps its communicators until exit
+_clique_groups: list[World] = []  # never freed, as XLA uses communicators until exit
 
 
 # ---- before JAX starts
@@ -135,7 +135,7 @@ def _begin() -> object:
 
 
 def _make_group_creator(global_state: Any, rank: int, size: int) -> Callable[[int, int], World]:
-    """Return a function (first device, this process's place) that creates a clique's group."""
+    """Return f(first device, this process's index), which creates the group of a clique."""
     from dldist.jax import _cliques
 
     programs = _cliques.Programs()

@@ -136,7 +136,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _walk(computations: dict[str, list[str]], name: str, is_certain: bool, visited: set[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Yield the collectives of a computation and its callees; True for each that always runs."""
+    """Yield a computation's collectives and its callees', each with True if it always runs."""
     if (name, True) in visited or (name, is_certain) in visited:
         return
     visited.add((name, is_certain))

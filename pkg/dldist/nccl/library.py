@@ -109,7 +109,7 @@ def _avoid_nvls_if_deterministic(is_deterministic: bool | None) -> None:
     unless NCCL_ALGO is set. If `is_deterministic` is None, torch's flag for deterministic algorithms
     decides."""
     if is_deterministic is None:
-        # getattr, because torch may be only partly imported.
+        # Use getattr, because torch may be only partly imported.
         get_flag = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
         is_deterministic = get_flag is not None and get_flag()
     if is_deterministic and not os.environ.get("NCCL_ALGO"):

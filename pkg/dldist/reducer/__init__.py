@@ -317,7 +317,7 @@ class Reducer(C10dMethods):
             self._mark_deferred_unused()
 
     def _mark_deferred_unused(self) -> None:
-        """Settle parameters known to be unused; with autograd, once the backward pass runs."""
+        """Mark parameters that are known to be unused; with autograd, during the backward pass."""
         deferred, self._deferred = self._deferred, ()
         for index in deferred:
             if not self._slots[index].is_ready:
@@ -549,7 +549,7 @@ class Reducer(C10dMethods):
         return f"{plural.format(shown_names)} no gradient on rank {self._operations.rank}: "
 
     def _wait_for_all(self) -> None:
-        self._start_full_buckets()  # full buckets that an earlier exception has left
+        self._start_full_buckets()  # also start full buckets left by an exception
         if self._detects_unused:
             self._operations.all_reduce(self._used, "sum", timeout=self._timeout)
         for bucket in self._buckets:
@@ -636,7 +636,7 @@ class Reducer(C10dMethods):
         self._is_open = False
         for bucket in self._buckets:
             if is_pending(bucket.outcome):
-                with contextlib.suppress(_core.DistError):  # a failed work is no longer pending
+                with contextlib.suppress(_core.DistError):  # a failed work has ended
                     bucket.move()
             bucket.outcome = None
         for slot in self._slots:

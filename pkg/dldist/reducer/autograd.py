@@ -1,6 +1,6 @@
 """Hooks in PyTorch's autograd, which pass gradients to a Reducer and receive the averages.
 
-This module does not import torch when loaded: the program has, to create its parameters.
+This module does not import torch when loaded: a program with torch parameters has imported it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Autograd:
         import torch
 
         self._torch = torch
-        self._reducer_ref = weakref.ref(reducer)  # weak, to be freed without the cycle collector
+        self._reducer_ref = weakref.ref(reducer)  # weak: a cycle would delay freeing the Reducer
         self.has_begun = False
         """True once the first hook was called in this pass."""
         self.optimizer_in_backward = False
@@ -194,7 +194,7 @@ class Autograd:
             self._reducer._used_map[slot.parameter.index] = 1
 
     def finish_first_static_pass(self) -> None:
-        """Take the complete gradients, and finish the pass unless the caller will."""
+        """Take the complete gradients, and finish the pass unless the caller will finish it."""
         reducer = self._reducer
         if not reducer._is_open or reducer._static_unused is not None:
             return

@@ -66,8 +66,8 @@ def compute_bucket_assignment_by_size(
     """Return the buckets, as lists of tensor indices, and the byte limit of each bucket.
 
     Tensors of one dtype and device fill one bucket after another. A bucket is full once it reaches
-    its limit: bucket_size[i] for the i-th bucket of that kind; the last limit applies to all later
-    ones. `tensor_indices` renumbers the tensors; without it, buckets are sorted by first tensor.
+    its limit: bucket_size[i] for the i-th bucket of that kind, or the last limit for later buckets.
+    `tensor_indices` renumbers the tensors; without it, buckets are sorted by first tensor.
     """
     if not tensors or not bucket_size:
         raise ValueError("_compute_bucket_assignment_by_size(): arguments 'tensors' and 'bucket_size' must not be empty")
@@ -79,7 +79,7 @@ def compute_bucket_assignment_by_size(
     parameters = [x if isinstance(x, Parameter) else Parameter(i, x) for i, x in zip(indices, tensors, strict=True)]
     sparse = {index for index, is_sparse in enumerate(expect_sparse_gradient) if is_sparse}
     full: list[tuple[list[int], int]] = []
-    # Per dtype and device: the bucket being filled, its bytes, and the number of full ones.
+    # For each dtype and device: the bucket being filled, its bytes, and the number of full buckets.
     filling: dict[tuple[str, str], list[int]] = {}
     nbytes: Counter[tuple[str, str]] = Counter()
     limit_index: Counter[tuple[str, str]] = Counter()
@@ -149,7 +149,7 @@ class Slot:
             _core._copy_tensor(self.part, self.saved)
 
     def return_gradient(self) -> None:
-        """Write the result to the caller's array, or to a new one if it is missing or read-only."""
+        """Write the result to the caller's array or, if missing or read-only, to a new array."""
         parameter = self.parameter
         if self.gradient is None:
             self.gradient = arrays.new_array(parameter.family, parameter.prototype, self.part)

@@ -124,8 +124,8 @@ class C10dMethods:
         return buckets
 
     def _rebuild_buckets(self: Any) -> bool:
-        """Rebuild buckets if due, and return True if this call did. Without autograd, return True
-        if buckets were ever rebuilt."""
+        """Rebuild buckets if pending, and return True if this call rebuilt them. Without autograd,
+        return True if buckets were ever rebuilt."""
         if self._autograd is None:
             return bool(self._has_rebuilt)
         self._check_reducer_finalized()

@@ -9,7 +9,7 @@ from typing import Any
 import dldist.reducer  # not `from dldist import`, because the import is circular
 from dldist import _core
 
-_ALWAYS_SAMPLED = 10  # the number of first passes, which are all sampled
+_ALWAYS_SAMPLED = 10  # number of initial passes, which are all sampled
 
 
 class Times:
@@ -38,7 +38,7 @@ class Times:
         self.ready_ns = [0] * len(self.ready_ns)
 
     def record_ready(self, index: int) -> None:
-        """Record that a gradient is ready. The last one to be ready ends the computation."""
+        """Record that a gradient is ready. The last gradient to be ready ends the computation."""
         self._computed_ns = now = perf_counter_ns()
         self.ready_ns[index] = now - self._begin_ns
 

@@ -120,7 +120,7 @@ class Link:
         self._groups = groups
         self._visible, self._version, self._received_version = 0, 0, 0
         self._started_version, self._pushed_version = 0, 0
-        """The last version that this source began to push, and the last that all have."""
+        """The last version that this source began to push, and the last that it pushed to all."""
         self._loss: _core.DistPeerLostError | None = None
 
     def _make_pair_groups(self, streams: Mapping[tuple[int, int], Stream]) -> dict[tuple[int, int], World]:
@@ -263,7 +263,7 @@ class Link:
             try:
                 group.close(0)
             except _core.DistTimeoutError:
-                pass  # expected: a receive is always pending
+                pass  # expected, because a receive is always pending
 
     def __enter__(self) -> Link:
         return self
@@ -335,7 +335,7 @@ class Link:
             self._fill_slot(local_views, local_version, deadline)
         except _core.DistPeerLostError as error:
             self._loss = error
-            for receiver in self._receivers:  # abort, or the sources would wait for a request
+            for receiver in self._receivers:  # abort, because the sources would wait for a request
                 receiver.abort(f"it cannot go on: {error}")
             raise
         return self.flip() if flip else self._received_version
@@ -343,7 +343,7 @@ class Link:
     def _fill_slot(self, local_views: dict[str, Any] | None, local_version: int, deadline: float) -> None:
         """Fill the next slot with the same version from all sources."""
         slot = self._next_slot()
-        self._received_version = self._version  # no flip until the version is complete
+        self._received_version = self._version  # flip() must not show an incomplete version
         if local_views is not None and self._local_stream is not None:
             self._local_stream.copy(local_views, self._slot_views[slot])
         while True:

@@ -62,7 +62,7 @@ def split_box(start: Sequence[int], shape: Sequence[int], itemsize: int, limit: 
 
 
 class ArrayOffsets:
-    """The offset of each local array in the memory of its dtype, and these memories' lengths."""
+    """For each local array, its offset in its dtype's memory, and each such memory's length."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
         self.lengths = dict.fromkeys(sorted(set(dtypes.values())), 0)

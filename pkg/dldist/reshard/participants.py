@@ -47,7 +47,7 @@ class Participants:
         return [rank for rank, description in enumerate(self._descriptions) if description[side] is not None]
 
     def _common_layout(self, side: str, ranks: list[int]) -> Any:
-        """Return the layout of a side, or None if it has no ranks."""
+        """Return the layout of a side of the link, or None if the side has no ranks."""
         if not ranks:
             return None
         first_description = self._descriptions[ranks[0]][side]

@@ -28,7 +28,7 @@ from dldist import _core
 from dldist._base.rank_lists import read_ranks
 from dldist.reshard.placements import Sharding
 
-Range: TypeAlias = tuple[int, int, int]  # start at the source, start at the destination, length
+Range: TypeAlias = tuple[int, int, int]  # start at source, start at destination, length
 
 CACHE_SIZE = 4096
 
@@ -194,7 +194,7 @@ class _SourceParts:
 
     def __init__(self, shape: tuple[int, ...], sharding: Sharding, ranks: tuple[int, ...]) -> None:
         teams: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        # For each dimension, the number of each different part.
+        # For each dimension, a number for each different part.
         self._numbers: list[dict[object, int]] = [{} for _ in shape]
         for number, rank in enumerate(ranks):
             runs = sharding.runs(shape, number)
@@ -203,7 +203,7 @@ class _SourceParts:
         self._runs = [sorted(_local_runs(known)) for known in self._numbers]
 
     def find_sources(self, rank: int, missing: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[tuple[int, ...], Piece]]:
-        """Yield the boxes that make up the wanted parts, each with the team that has it."""
+        """Yield boxes that make up the wanted parts, each box with the team that has it."""
         overlaps = [list(self._overlaps(dim, runs)) for dim, runs in enumerate(missing)]
         for choice in product(*overlaps):
             team = self._teams[tuple(part for part, _ in choice)]
@@ -241,13 +241,13 @@ def _divide_by_host(team: tuple[int, ...], requested: list[Piece], hosts: Mappin
         local_members = tuple(rank for rank in team if hosts[rank] == hosts[piece.destination])
         by_members[local_members or team].append(piece)
     assigned: list[Piece] = []
-    for members in sorted(by_members, key=len):  # sets with the fewest members first
+    for members in sorted(by_members, key=len):  # smallest sets first
         assigned.extend(_divide_by_load(by_members[members], members, loads))
     return assigned
 
 
 def _divide_by_load(pieces: list[Piece], members: tuple[int, ...], loads: dict[int, int]) -> Iterator[Piece]:
-    """Assign consecutive boxes to members, each up to the load that all will have at the end."""
+    """Divide boxes, in order, among members, so that the highest load is as low as possible."""
     ends = _balanced_ends(sum(piece.size for piece in pieces), members, loads)
     end, index = 0, 0
     for piece in pieces:

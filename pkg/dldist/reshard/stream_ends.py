@@ -75,7 +75,7 @@ class StreamSender:
             self._work = self._receive_request()
             self._group.isend(version.to_bytes(8, "little"), self._peer, CONTROL_TAG).wait(_remaining_s(deadline))
         except (_core.DistPeerLostError, _core.DistAbortedError, _core.DistTimeoutError, _core.DistMismatchError) as error:
-            # Abort, because the next push must not receive the rest of this one.
+            # Abort the group, or the destination would get the rest of this push with the next one.
             self._group.abort(f"a push did not complete: {error}")
             self.lost = _peer_lost_error("push", self.rank, error, "it is left out from now on")
             return 0

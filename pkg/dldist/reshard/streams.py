@@ -133,7 +133,7 @@ def unpack(batch: Sequence[Block], staging: Any, destinations: Mapping[str, Any]
 
 @cache
 def _keys() -> bytes:
-    """Return this process's random keys for digests; neither ever leaves the process."""
+    """Return this process's two random keys for digests, which must never leave the process."""
     return os.urandom(DELTA_BLOCK_NBYTES)
 
 
@@ -148,7 +148,7 @@ class Changes:
         self._new_digests: list[bytes] = []
 
     def select(self, stream: Stream, sources: Mapping[str, Any], slot: int) -> bytearray:
-        """Return a byte per block, 1 to write it. The slot's content is unknown until commit()."""
+        """Return a byte per block: 1 to write it. The slot's content is unknown until commit()."""
         import numpy
 
         keys = _keys()

@@ -17,8 +17,8 @@ import torch
 
 import dldist
 
-_MIN_BYTES = 65536  # minimum size in bytes; smaller buckets gain little
-_MAX_BUCKETS = 128  # maximum per group; each uses two descriptors
+_MIN_BYTES = 65536  # minimum bytes of a bucket; smaller ones gain little
+_MAX_BUCKETS = 128  # maximum per group, as each uses two file descriptors
 _TORCH_SHM_FOLDER = "/dev/shm"  # the folder in which torch creates shared storages
 
 _use_count: Any = names.find("torch._C._storage_Use_Count")
@@ -28,8 +28,8 @@ _logger = logging.getLogger("dldist")
 
 class _Bucket(NamedTuple):
     storage: Any
-    array: dldist.SharedArray  # on the same memory as `storage`
-    tensor: Any  # a tensor on `array`
+    array: dldist.SharedArray  # has the same memory as `storage`
+    tensor: Any  # a tensor on the memory of `array`
 
 
 def _has_views(storage: Any) -> bool:

@@ -85,7 +85,7 @@ _modes: Any = names.find("torch.utils._python_dispatch._get_current_dispatch_mod
 _len_of_modes: Any = names.find("torch._C._len_torch_dispatch_stack") or (lambda: len(_modes()))
 _transform: Any = names.find("torch._C._functorch.peek_interpreter_stack") or (lambda: None)
 _UNOBSERVED_TYPES = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
-_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # the default, which plain tensors have
+_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # the default for plain tensors
 
 
 def is_observed(arguments: tuple[Any, ...]) -> bool:
@@ -93,7 +93,7 @@ def is_observed(arguments: tuple[Any, ...]) -> bool:
     if _len_of_modes() or _transform() is not None:
         return True
     for item in arguments:
-        while isinstance(item, (list, tuple)) and item:  # of a list, check only the first tensor
+        while isinstance(item, (list, tuple)) and item:  # check only the first tensor of a list
             item = item[0]
         kind = type(item)
         if kind not in _UNOBSERVED_TYPES and getattr(kind, "__torch_dispatch__", _no_dispatch) is not _no_dispatch:
@@ -287,7 +287,7 @@ def replace_kernels(kind: str) -> None:
     _replaced.add(key)
     _library = _library or torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that a kernel exists already
+        warnings.simplefilter("ignore")  # torch warns that the kernel already exists
         for method, operation in _OPERATIONS.items():
             if hasattr(torch.ops.c10d, operation.name) and _backend_method(method):
                 _replace(method, operation, key)

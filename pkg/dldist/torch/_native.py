@@ -36,7 +36,7 @@ from dldist._base import settings
 _SOURCE = pathlib.Path(__file__).parent / "native" / "backend.cpp"
 _MODULE = "_dldist_torch_backend"
 _COMPILERS = ("g++", "c++", "clang++")
-_LIMIT_S = 600  # seconds to compile, or to wait for another process that does
+_LIMIT_S = 600  # maximum seconds to compile, or to wait for another process
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-DDLDIST_MODULE={_MODULE}")
 
 _logger = logging.getLogger("dldist")
@@ -81,12 +81,12 @@ def state() -> str:
 
 
 def build() -> pathlib.Path:
-    """Compile the library unless it exists, and load it. Raise CannotBuild if that fails."""
+    """Compile the library unless it exists, and load it. Raise BuildError if that fails."""
     with _load_lock:
         library = _build_if_needed(retry=True)
         try:
             _import_library(library)
-        except BuildError:  # broken, or built by another host that shares this home folder
+        except BuildError:  # broken, or built on another host with this home folder
             library.unlink(missing_ok=True)
             _import_library(_build_if_needed(retry=True))
         return library
@@ -111,7 +111,7 @@ def _home() -> pathlib.Path:
 
 
 def _make_private(folder: pathlib.Path) -> pathlib.Path:
-    """Create the folder if needed. Raise CannotBuild if other users can write to it."""
+    """Create the folder if needed. Raise BuildError if other users can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -136,7 +136,7 @@ def _exclusive_lock(folder: pathlib.Path) -> Iterator[None]:
                     raise BuildError(f"another process has held {folder / 'lock'} for {_LIMIT_S} s") from None
                 time.sleep(0.1)
             except OSError:
-                break  # file system without locks: of several compilations, the last one stays
+                break  # no locks in this file system: the last compilation wins
         yield
 
 
@@ -144,8 +144,8 @@ def _exclusive_lock(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _check_release() -> None:
-    """Raise CannotBuild if PyTorch is older than 2.9: its c10d::Backend lacks virtual methods."""
-    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # new in 2.9 too
+    """Raise BuildError if PyTorch is older than 2.9: its c10d::Backend lacks virtual methods."""
+    if names.find("torch.distributed.ProcessGroup.split_group") is None:  # also new in 2.9
         raise BuildError(f"PyTorch is too old for the backend in C++: got {torch.__version__}, expected 2.9 or newer")
 
 

@@ -47,7 +47,7 @@ class TorchOptionsMixin:
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
         timeout = opts.timeout
-        # Before PyTorch 2.8, some options have no asyncOp.
+        # Before PyTorch 2.8, some options have no attribute asyncOp.
         return {"timeout": None if timeout.days < 0 else timeout, "async_op": getattr(opts, "asyncOp", True)}
 
 

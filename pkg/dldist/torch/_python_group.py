@@ -33,7 +33,7 @@ _has_configs = names.are_present(f"{_IN_TORCH}._world.pg_backend_config")
 _can_make_torch_groups = names.are_present(f"{_IN_TORCH}._world.pg_group_ranks", f"{_IN_TORCH}._new_process_group_helper")
 _ErrorType: Any = names.find("torch._C._distributed_c10d.ErrorType")
 
-_MAX_SCALAR_WORKS = 64  # number of works: more than start between forward and backward
+_MAX_SCALAR_WORKS = 64  # maximum kept works: more than start between forward and backward
 
 _MESSAGES = ("send", "recv", "recv_anysource")
 
@@ -56,7 +56,7 @@ def _make_method(op_type: Any, name: str, method: str | None = None) -> Callable
         if _dispatcher.is_observed(arguments) and self._is_served_by_dldist(kind):
             return _dispatcher.run(self, method_name, arguments)
         backend = self._backend_for(kind)
-        if not isinstance(backend, GroupBackend):  # a group of torch, for another device
+        if not isinstance(backend, GroupBackend):  # a torch group, which serves another device
             return getattr(backend, name)(*args, **named)
         return run_call(self, arguments)
 
@@ -66,7 +66,7 @@ def _make_method(op_type: Any, name: str, method: str | None = None) -> Callable
 
 def _make_runner(op_type: Any, name: str, method: str) -> Callable[..., Work]:
     number = int(op_type)
-    has_outputs = name not in ("barrier", "send")  # other calls write to their first argument
+    has_outputs = name not in ("barrier", "send")  # all other calls write to their first argument
     is_reduced = name == "allreduce"
     title = _profile.title_of(name)
 
@@ -100,12 +100,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._runner = runner
         self.backend_name = runner.backend_name
         self._desc = "undefined"
-        self._config = config or f"cpu:{self.backend_name}"  # for groups that torch does not know
+        self._config = config or f"cpu:{self.backend_name}"  # if torch does not know the group
         # join() passes the work of an all_reduce of one number to DDP's reducer, which keeps only
         # the C++ half and waits for it in the next backward pass. Keep the Python half, which
         # completes it.
         self._scalar_works: deque[Work] = deque(maxlen=_MAX_SCALAR_WORKS)
-        self._torch_groups: dict[str, Any] = {}  # torch's groups, by device type
+        self._torch_groups: dict[str, Any] = {}  # torch's own groups, by device type
         self._coalesced: list[Work] | None = None
         _dispatcher.replace_kernels("cpu")
 
@@ -204,7 +204,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return _RUNNERS[method](self, arguments)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; errors name missing ranks. None or negative: the group's timeout."""
+        """Wait for all ranks; errors name missing ranks. None or negative: group's timeout."""
         self._runner.monitored_barrier(timeout, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -270,7 +270,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroup | None:
-        """Create a group of these ranks, in this order. All must call this; others get None."""
+        """Create a group of these ranks, in this order. All ranks call this; others get None."""
         if self.rank() not in ranks:
             return None
         name = group_name or f"{self._runner.name}:split:{'-'.join(map(str, ranks))}"
@@ -308,5 +308,5 @@ def _with_name(group: ProcessGroup, desc: str | None) -> ProcessGroup:
 
 
 for _name, _call in CALLS.items():
-    if _call.name != "allreduce_sparse":  # allreduce runs torch's sparse tensors here
+    if _call.name != "allreduce_sparse":  # allreduce handles torch's sparse tensors here
         setattr(ProcessGroup, _name, _make_method(_call.operation.op_type, _name, _call.name))

@@ -63,7 +63,7 @@ class Runner:
     def rendezvous(
         cls, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta, label: str = "", backend_name: str = "dldist"
     ) -> Runner:
-        """Create the runner of a new group; all ranks must call this. `label`: the World's name."""
+        """Create a new group's runner; all ranks must call this. `label` is the World's name."""
         size = len(ranks)
         rendezvous_store = dldist.HashStore() if size == 1 else TorchStore(store)
         with convert_to_torch_errors:
@@ -84,7 +84,7 @@ class Runner:
         ended."""
         backend = self.backend_for(device_type_of(arguments))
         if method == "gather_single" and arguments[-1].rootRank != self.group.rank:
-            arguments = (None, *arguments[1:])  # torch passes an empty tensor on other ranks
+            arguments = (None, *arguments[1:])  # except on the root, torch passes an empty tensor
         with convert_to_torch_errors:
             return self._perform(backend, method, arguments)
 
@@ -130,7 +130,7 @@ class Runner:
         return self._cuda
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; errors name missing ranks. None or negative: the group's timeout."""
+        """Wait for all ranks; errors name missing ranks. None or negative: group's timeout."""
         with convert_to_torch_errors:
             self.cpu.monitored_barrier(timeout, wait_all_ranks)
 
@@ -167,7 +167,7 @@ class Runner:
         call_all([backend.abort for backend in self._backends()])
 
     def split(self, store: Any, ranks: list[int], name: str, timeout: timedelta | None = None) -> Runner:
-        """Create the runner of a group of these ranks, in this order. Only they call this."""
+        """Create the runner of a group of these ranks, in this order, which all call this."""
         with convert_to_torch_errors:
             world = dldist.Group.split(self.cpu._require_group(), list(ranks), name, timeout)
         return self._from_world(store, world, name, [self.ranks[rank] for rank in ranks], self.backend_name)
@@ -185,7 +185,7 @@ class Runner:
             opts.timeout = timeout
         self.cpu._allow_reconfigure(TorchStore(self.store))
         if self._cuda is not None:
-            self._cuda.abort()  # the next call on CUDA creates a new backend
+            self._cuda.abort()  # abort: the next CUDA call creates a new backend
             self._cuda = None
         try:
             with convert_to_torch_errors:
@@ -204,7 +204,7 @@ class Runner:
             if self.group.rank == 0:
                 first_rank.fill_(store_view.add("merge_remote_group/ranks", self.group.size) - self.group.size)
             self.group.broadcast(first_rank, 0)
-        if int(first_rank) + self.group.size > size:  # all ranks of this group have the same numbers
+        if int(first_rank) + self.group.size > size:  # all ranks of this group raise together
             raise ValueError(f"merge_remote_group(): too many ranks have joined: got {int(first_rank) + self.group.size}, expected {size}")
         return Runner.rendezvous(store, name, list(range(size)), int(first_rank) + self.group.rank, timeout, backend_name=self.backend_name)
 
@@ -221,6 +221,6 @@ def runner_of(group: Any) -> Runner | None:
     try:
         backend = group._get_backend(torch.device("cpu"))
     except RuntimeError:
-        return None  # the group has no backend for the CPU
-    backend = getattr(backend, "wrapped_pg", backend)  # the wrapper of debug level DETAIL
+        return None  # this group has no backend for the CPU
+    backend = getattr(backend, "wrapped_pg", backend)  # unwrap the wrapper of debug level DETAIL
     return getattr(backend, "runner", None)

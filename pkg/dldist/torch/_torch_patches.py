@@ -44,7 +44,7 @@ def _install() -> None:
 
 
 def _patch_method(name: str, replacement: Callable[[Runner], Any]) -> None:
-    """Replace a method of torch's groups: on a dldist backend, it returns ours(runner)."""
+    """Replace a method of torch's groups: with a dldist backend, call replacement(runner)."""
     original = names.find(f"torch.distributed.ProcessGroup.{name}")
     if original is None:
         return
@@ -58,7 +58,7 @@ def _patch_method(name: str, replacement: Callable[[Runner], Any]) -> None:
 
 
 def _patch_function(name: str, make_replacement: Callable[[Any], Any]) -> None:
-    """Replace PyTorch's function by make(original), in each module that has it."""
+    """Replace PyTorch's function by make_replacement(original), in each module that has it."""
     original = names.find(f"torch.distributed.distributed_c10d.{name}")
     if original is None:
         return
@@ -83,7 +83,7 @@ def _monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_pg_timeout(original: Callable[..., None]) -> Callable[..., None]:
-    """Replace PyTorch's function, which supports only Gloo and NCCL, and else warns."""
+    """Replace PyTorch's function, which supports only Gloo and NCCL, and otherwise warns."""
 
     def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         target: Any = dist.group.WORLD if group is None else group

@@ -40,7 +40,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._is_profiled = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call has ended; raise its error. None or 0: the call's own timeout."""
+        """Wait until the call has ended; raise its error. None or 0 is the call's own timeout."""
         if self._work is not None:
             try:
                 self._work.wait(timeout or None)
@@ -63,7 +63,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
     def _wait_for_profiler_entry(self) -> None:
         # The completion thread completes futures itself, so it must not wait here.
         if self._is_profiled and self._has_ended() and not callback_thread.is_completion_thread():
-            with contextlib.suppress(RuntimeError):  # the call's own error is raised by wait()
+            with contextlib.suppress(RuntimeError):  # wait() raises the call's own error
                 self._future.wait()
 
     def synchronize(self) -> None:

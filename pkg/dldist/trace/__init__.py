@@ -205,7 +205,7 @@ def _seconds(text: str) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = _parser().parse_args(argv)
-    # Faster without: there are many small objects, and all are needed until the end.
+    # Disable the garbage collector: all of the many small objects are needed until the end.
     gc.disable()
     try:
         analysis = analyse(options.folder, prefix=options.prefix, slow_s=options.slow)

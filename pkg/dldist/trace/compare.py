@@ -147,12 +147,12 @@ def call_key(entries: list[Entry]) -> tuple[Any, ...]:
 
 
 def compare_order(calls: dict[int, list[Entry]], reference: dict[int, list[Entry]], seq: int) -> tuple[str, int]:
-    """Compare a rank's calls from number `seq` with a reference rank's. Return "swapped" (with the
-    number of the reference's call), "left out", "one more", or "" if no pattern fits."""
+    """Compare a rank's calls from number `seq` with a reference rank's. Return "swapped" (and the
+    number of the reference's call), "left out", "one more", or "" if the calls fit no pattern."""
     own_keys = _keys_from(calls, seq)
     reference_keys = _keys_from(reference, seq)
     if own_keys[0] == reference_keys[0]:
-        return "", seq  # equal calls, such as all_to_all, whose sizes do not match together
+        return "", seq  # the same calls, but their sizes do not match
     length = min(len(own_keys), len(reference_keys))
     if length > 1 and own_keys[0] == reference_keys[1] and own_keys[1] == reference_keys[0] and own_keys[2:length] == reference_keys[2:length]:
         return "swapped", seq + 1

@@ -58,7 +58,7 @@ def _is_absent(collective: Collective, rank: int) -> bool:
 
 
 def _ids_of(group: Group, rank: int) -> set[int]:
-    """Return the group's ids in a rank's status: from its calls, or else from other ranks'."""
+    """Return the group's ids in a rank's status, from this rank's calls or else other ranks'."""
     known_calls = [group.calls[rank]] if group.calls.get(rank) else list(group.calls.values())
     return {entry.group_id for calls in known_calls for entries in calls.values() for entry in entries}
 

@@ -70,7 +70,7 @@ class Verdict:
 
 
 def title_of(name: str, desc: str) -> str:
-    """Return a group's title. The default group, a number in dumps, has the name used in errors."""
+    """Return a group's title. The default group is "default", as in errors, not its number."""
     if desc == "default_pg":
         return 'group "default"'
     return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")
@@ -231,7 +231,7 @@ def _drop_markers(group: Group) -> None:
 
 
 def _samples(groups: list[Group], needs_all: bool) -> list[Sample]:
-    """Return times of collectives that several ranks completed, synchronising ones or others."""
+    """Return the ranks' times of completed collectives: synchronising if needs_all, else others."""
     samples: list[Sample] = []
     for group in groups:
         for seq in group.numbers():
@@ -256,7 +256,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     sorted_ranks = sorted(set(ranks))
     parts: list[str] = []
     for first, last in runs(sorted_ranks):
-        # List two consecutive ranks separately.
+        # List only runs of three or more ranks as "first to last".
         parts += [f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1))
     return f"rank {sorted_ranks[0]}" if len(sorted_ranks) == 1 else f"ranks {join_words(parts)}"
 

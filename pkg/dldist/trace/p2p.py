@@ -59,7 +59,7 @@ class _Pair:
         if any(rank not in self.case.dumps for rank in ends):
             return self.one_sided(ends, [entry for entry in [*sends, *receives] if not entry.is_ended])
         if any(self.case.dumps[rank].is_partial for rank in ends):
-            # One side's oldest records were overwritten: only unfinished messages can be compared.
+            # One side's oldest records were overwritten: compare only unfinished messages.
             sends = [entry for entry in sends if not entry.is_ended]
             receives = [entry for entry in receives if not entry.is_ended]
         common_length = min(len(sends), len(receives))
@@ -129,12 +129,12 @@ class _Pair:
 
 
 def _is_reordered(sends: list[Entry], receives: list[Entry]) -> bool:
-    """Return True if both sides have the same messages in another order, as tags allow."""
+    """Return True if both sides have the same messages in another order, as tags permit."""
     return sorted(counts(entry.inputs) for entry in sends) == sorted(counts(entry.outputs) for entry in receives)
 
 
 def _unmatched_sends(sends: list[Entry], any_source: list[Entry]) -> list[Entry]:
-    """Return sends that match no receive from any rank; drop used ones from `any_source`."""
+    """Return sends that match no receive from any rank; remove used receives from `any_source`."""
     count = min(len(sends), len(any_source))
     del any_source[:count]
     return sends[count:]

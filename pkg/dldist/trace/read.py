@@ -211,7 +211,7 @@ def _load(data: bytes, source: str) -> Any:
         raise DumpError(f"{source}: unknown format: got {data[:8]!r} at the start, expected JSON or a pickle")
     try:
         return json.loads(data) if kind == "JSON" else _RestrictedUnpickler(io.BytesIO(data)).load()
-    except Exception as error:  # any exception, because the bytes are arbitrary
+    except Exception as error:  # arbitrary bytes can raise any exception
         text = str(error) or type(error).__name__
         raise DumpError(f"{source}: malformed or truncated {kind}: {text[:200]}") from None
 
@@ -326,7 +326,7 @@ class _Reader:
             ranks = tuple(self.each(ranks, where + ".ranks", self.integer))
             if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks):
                 raise self.fail(where + ".ranks", "different ranks, from 0", ranks)
-            if ranks:  # without ranks, the entry is only a name
+            if ranks:  # an entry without ranks is only a name
                 found[name] = GroupConfig(name, self.text(config.get("desc", ""), where + ".desc"), ranks)
         return found
 
@@ -354,7 +354,7 @@ class _Reader:
         group = read_field("process_group", self.sequence)
         if len(group) != 2:
             raise self.fail(where + ".process_group", "name and description", group)
-        op = read_field("profiling_name", self.text).split(":", 1)[-1]  # remove the backend prefix
+        op = read_field("profiling_name", self.text).split(":", 1)[-1]  # remove the backend's name
         message = _MESSAGE.match(op)
         source, target = _message_ranks(message) if message else (-1, -1)
         return Entry(

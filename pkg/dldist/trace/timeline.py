@@ -42,7 +42,7 @@ class _Timeline:
         last = max([case.end_ns, *created])
         self.end = last + max(_UNFINISHED_NS, (last - self.origin) // 50)
         self.events: list[Event] = []
-        self.slices: dict[tuple[int, int], _Slice] = {}  # keys: rank and entry index
+        self.slices: dict[tuple[int, int], _Slice] = {}  # keys are (rank, entry index)
         self.flows = 0
 
     def build(self) -> list[Event]:
@@ -59,7 +59,7 @@ class _Timeline:
         return (time_ns - self.origin) / 1000
 
     def rank(self, rank: int) -> None:
-        pid = rank + 1  # viewers reserve process 0
+        pid = rank + 1  # because viewers reserve process 0
         self.meta(pid, 0, "process_name", name=f"rank {rank}")
         self.meta(pid, 0, "process_sort_index", sort_index=rank)
         tracks: dict[str, list[Entry]] = {}
@@ -94,7 +94,7 @@ class _Timeline:
         if (ended_ns := entry.completed_ns or entry.ended_ns) is not None:
             end = self.case.clocks.to_common(rank, ended_ns)
         elif entry.is_completed:
-            end = begin  # the end was not recorded
+            end = begin  # if the end was not recorded
         else:
             end = self.end
         return _Slice(rank, entry, begin, max(end, begin + 1))
@@ -148,6 +148,6 @@ class _Timeline:
         sends, receives, _ = by_pair(group)
         for ranks, sent in sends.items():
             if any(rank in self.case.dumps and self.case.dumps[rank].is_partial for rank in ranks):
-                continue  # records are missing: messages cannot be paired
+                continue  # messages cannot be paired, as records are missing
             for send, receive in zip(sent, receives.get(ranks, ())):
                 self.add_arrows(f"message {send.source}->{send.target}", [(ranks[0], send), (ranks[1], receive)])

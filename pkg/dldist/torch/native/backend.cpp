@@ -1,7 +1,7 @@
 // The backend "dldist" for PyTorch's dispatcher: a c10d::Backend over a dldist.Group.
 //
 // PyTorch's ProcessGroup starts each call as an operation (c10d::allreduce_) whose kernel calls
-// this backend, like Gloo's, so all that observes operations also observes dldist's. A call with
+// this backend, as for Gloo, so code that observes operations sees dldist's calls too. A call with
 // plain tensors directly calls the group's method in the extension. All other calls use `runner`, a
 // dldist.torch._runner.Runner, which is the Python half of this backend.
 //
@@ -49,7 +49,7 @@
 // ---- features
 
 namespace c10d {
-struct CompletionHookArgs; // defined only since 2.15
+struct CompletionHookArgs; // defined only since PyTorch 2.15
 } // namespace c10d
 
 namespace {
@@ -57,7 +57,7 @@ namespace {
 template <class Type>
 concept IsDefined = requires { sizeof(Type); };
 
-// The times of c10d::WorkInfo: system_clock's in 2.9, steady_clock's since 2.10.
+// The clock of times in c10d::WorkInfo: system_clock in PyTorch 2.9, steady_clock since 2.10.
 using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;
 
 // OpType::REDUCE_SCATTER_TENSOR_COALESCED, or PyTorch's own substitute before 2.10.
@@ -102,7 +102,7 @@ class Gil {
   PyGILState_STATE state_;
 };
 
-// True if the interpreter is finalizing: threads cannot take the GIL.
+// Returns true if the interpreter is finalizing, when other threads cannot take the GIL.
 bool isPythonEnding() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
@@ -278,7 +278,7 @@ py::list listOf(const TensorLists& lists) {
 
 // ---- hooks
 
-// Hooks by id; an id removes its hook. Hooks run without the lock, because a hook may take other
+// Hooks by id; remove(id) removes a hook. Hooks run without the lock, because a hook may take other
 // locks or change this table.
 template <class... Args>
 class HookTable {
@@ -287,12 +287,12 @@ class HookTable {
 
   void add(int64_t id, Hook hook) {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::swap(hooks_[id], hook); // destroyed without the lock: a replaced hook may take the GIL
+    std::swap(hooks_[id], hook); // a replaced hook may take the GIL, so destroy it without the lock
     isEmpty_ = false;
   }
 
   void remove(int64_t id) {
-    Hook removed; // see add()
+    Hook removed; // destroyed without the lock, as in add()
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = hooks_.find(id);
     if (found != hooks_.end()) {
@@ -392,7 +392,7 @@ Tensors flat(const TensorLists& lists) {
 
 // The properties of a call that its work reports.
 struct CallFacts {
-  uint64_t number; // counts the backend's works, from 1
+  uint64_t number; // the work's number in its backend, from 1
   milliseconds timeout;
   std::shared_ptr<const Hooks> hooks;
 };
@@ -574,7 +574,7 @@ class Work final : public c10d::Work {
     return c10::IValue(flat(outputs_));
   }
 
-  // Finds or creates the future in `place`. Returns true if created: call settle() then.
+  // Finds or creates the future in `place`. Returns true if created; then call settle() on it.
   std::pair<intrusive_ptr<Future>, bool> only(intrusive_ptr<Future>& place, const c10::TypePtr& type) {
     std::lock_guard<std::mutex> lock(futures_);
     bool isNew = !place;
@@ -584,7 +584,7 @@ class Work final : public c10d::Work {
     return {place, isNew};
   }
 
-  // Completes a future when the call ends: with `value`, or after a failure with `ofFailure` if
+  // Completes a future when the call ends: with `value` or, if the call failed, with `ofFailure` if
   // given, else with the error.
   void settle(
       const intrusive_ptr<Future>& future,
@@ -616,7 +616,7 @@ class Work final : public c10d::Work {
           future->setError(lasting(failure));
         }
       });
-    } catch (...) { // otherwise another caller with this future would wait forever
+    } catch (...) { // otherwise another thread that waits for this future would wait forever
       future->setErrorIfNeeded(lasting(std::current_exception()));
       throw;
     }
@@ -648,7 +648,7 @@ class Work final : public c10d::Work {
   Held work_;
   TensorLists outputs_;
   const CallFacts facts_;
-  float duration_ms_ = 0; // only for completion hooks; a dldist.Work measures its own
+  float duration_ms_ = 0; // for completion hooks, if there is no dldist.Work that measures it
   mutable std::atomic<bool> isFailureReported_{false};
   const bool isProfiled_;
   std::once_flag ended_;
@@ -1351,7 +1351,7 @@ class Backend : public c10d::Backend {
       throw;
     }
     bool isWorkWanted = isAsync || work || isHooked || isCoalescing() ||
-        c10d::allow_inflight_collective_as_graph_input(); // then PyTorch registers the work
+        c10d::allow_inflight_collective_as_graph_input(); // PyTorch then registers the work
     if (started.is_none() && !isWorkWanted) {
       return nullptr; // like PyTorch's backends: nothing to wait for
     }
@@ -1402,7 +1402,7 @@ class Backend : public c10d::Backend {
   void tellWhenDone(const intrusive_ptr<Work>& work, OpType type, Clock::time_point began) {
     auto hook = onCompletionHook_;
     uint64_t sequence = getSequenceNumberForGroup();
-    // Released with the watcher, even if that is never called.
+    // Released with the watcher, even if the watcher is never called.
     std::shared_ptr<void> entry = Pending::enter(pending_);
     work->watch([hook, type, sequence, began, entry = std::move(entry)] {
       auto ended = Clock::now();
@@ -1433,7 +1433,7 @@ class Backend : public c10d::Backend {
     }
   };
 
-  // Sets the group's name and description for reports and dumps.
+  // Sets the name and description of the group for reports and dumps.
   void describe() {
     if (!pg_uid_.empty()) {
       Gil gil;
