@@ -2,8 +2,8 @@
  *
  * Handles are machine words here: in MPI's standard ABI and Open MPI they are pointers, in MPICH
  * ints. On the processors that dldist supports, a function that takes an int reads the lower half
- * of the word, and one that writes an int writes the lower half of a word that must be 0 before.
- * One list of functions therefore serves all libraries; only constants differ (mpi_constants.c). */
+ * of the word, and one that writes an int writes only the lower half, so zero the word before. One
+ * list of functions therefore serves all libraries; only constants differ (mpi_constants.c). */
 #ifndef DD_MPI_MPI_API_H
 #define DD_MPI_MPI_API_H
 
@@ -20,9 +20,9 @@ typedef struct mpi_status {
     _Alignas(16) int words[16];
 } mpi_status;
 
-#define DD_MPI_TEXT_MAX 8192 /* longest text in bytes that a library writes */
+#define DD_MPI_TEXT_MAX 8192 /* largest size in bytes of a text that a library writes */
 
-/* User-defined reduction of `in` into `inout`. `type` is the one for which it is created. */
+/* User-defined reduction of `in` into `inout`; `type` is the operation's own data type. */
 typedef void mpi_fold(void *in, void *inout, const int *count, const mpi_word *type);
 typedef void mpi_fold_large(void *in, void *inout, const int64_t *count, const mpi_word *type);
 
@@ -74,7 +74,7 @@ typedef void mpi_fold_large(void *in, void *inout, const int64_t *count, const m
       (const void *in, const int *counts, const int *offsets, mpi_word type, void *out,                      \
        const int *out_counts, const int *out_offsets, mpi_word to_type, mpi_word comm, mpi_word *request))
 
-/* X(name, parameters): MPI 4's functions with 64-bit counts. A library has all of them or none. */
+/* X(name, parameters): MPI 4's functions with 64-bit counts; used only if a library has all. */
 #define DD_MPI_LARGE(X)                                                                                      \
     X(MPI_Op_create_c, (mpi_fold_large * fold, int commutes, mpi_word *op))                                  \
     X(MPI_Get_count_c, (const mpi_status *status, mpi_word type, int64_t *count))                            \

@@ -41,7 +41,7 @@ mpi_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     return code == DD_MPI_OK ? DD_OK : mpi_check(library, code, "MPI_Test", err);
 }
 
-/* MPI cannot cancel a collective. */
+/* Return false: MPI cannot cancel a collective. */
 static bool
 mpi_abandon(dd_carrier *base, dd_carried *carried)
 {
@@ -52,8 +52,8 @@ mpi_abandon(dd_carrier *base, dd_carried *carried)
 
 /* ---- messages */
 
-/* If the library has no 64-bit counts, both sides count messages of more than INT_MAX bytes in
- * units of this many bytes. */
+/* Unit in bytes in which both sides count messages of more than INT_MAX bytes if the library has no
+ * 64-bit counts. */
 #define LARGE_UNIT ((size_t)8)
 
 typedef struct message_shape {
@@ -170,7 +170,7 @@ poll_message(dd_carrier *base, dd_carried *carried, dd_carried_message *message,
     return count_received(library, &status, message, err);
 }
 
-/* Cancel a message. MPI guarantees this only for receives: it reads a send's memory on receipt. */
+/* Cancel a message. MPI can always cancel a receive, but may not be able to cancel a send. */
 static bool
 cancel_message(dd_carrier *base, dd_carried *carried)
 {
@@ -209,13 +209,13 @@ static const dd_carrier_ops OPS = {
     .close = mpi_close,
 };
 
-/* A rank of the group as a process of MPI_COMM_WORLD. */
+/* A rank's place in MPI_COMM_WORLD, which the group's ranks exchange. */
 typedef struct mpi_identity {
     int32_t rank;
     int32_t size;
 } mpi_identity;
 
-/* Check the ranks' identities. All ranks check the same data, so all report the same error. */
+/* Check that the ranks are different processes of one MPI_COMM_WORLD. All report the same error. */
 static dd_status
 check_identities(const mpi_library *library, const mpi_identity *all, int nranks, dd_error *err)
 {
@@ -240,8 +240,8 @@ check_identities(const mpi_library *library, const mpi_identity *all, int nranks
     return DD_OK;
 }
 
-/* A call of MPI_Comm_create_group, which blocks until all members have called it: for ever if one
- * of them dies. It therefore runs on a separate thread. */
+/* A call of MPI_Comm_create_group, which blocks until all members have called it, so for ever if a
+ * member dies. The call therefore runs on a separate thread. */
 typedef struct comm_creation {
     dd_background_task task; /* must be first, for casts */
     const mpi_library *library;
@@ -316,7 +316,7 @@ await_creation(comm_creation *creation, mpi_word *comm, const dd_wait *wait, dd_
     return status;
 }
 
-/* Hash the group's name to a tag: threads may create communicators of equal ranks concurrently. */
+/* Hash the group's name to a tag: threads may create communicators of the same ranks at once. */
 static int
 tag_of(dd_group *group)
 {

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-/* Constants of MPI's standard ABI. */
 static const mpi_constants STANDARD = {
     .comm_world = 0x101,
     .comm_self = 0x102,

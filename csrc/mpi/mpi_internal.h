@@ -12,18 +12,18 @@ typedef struct mpi_constants {
     mpi_word comm_self;
     mpi_word errors_return;
     mpi_word byte;
-    mpi_word types[DD_DTYPE_COUNT]; /* datatype handles; 0 if MPI has none for the dtype */
-    mpi_word ops[DD_REDOP_COUNT];   /* operation handles; 0 if MPI has none for the reduction */
+    mpi_word types[DD_DTYPE_COUNT]; /* MPI's handle for each dldist dtype; 0 if there is none */
+    mpi_word ops[DD_REDOP_COUNT];   /* MPI's handle for each dldist reduction; 0 if there is none */
     void *in_place;
     mpi_status *status_ignore;
     int any_source;
-    int tag_ub; /* key of the attribute MPI_TAG_UB */
+    int tag_ub; /* key of the attribute that holds the largest tag */
     int thread_multiple;
     int err_truncate;
     int source_at; /* index of the sender's rank in mpi_status.words */
 } mpi_constants;
 
-/* User-defined MIN and MAX of floats, which return NaN if any operand is NaN, in any order. */
+/* User-defined MIN and MAX of floats: the result is NaN if any operand is NaN. */
 typedef struct mpi_float_ops {
     mpi_word min32;
     mpi_word max32;
@@ -38,7 +38,7 @@ typedef struct mpi_library {
     mpi_constants constants;
     bool has_large;
     char version[256]; /* first line of MPI_Get_library_version */
-    /* Fields below are valid only if has_begun is true. */
+    /* true after dd_mpi_begin; the fields below it are valid only then */
     bool has_begun;
     bool owns_mpi; /* dldist initialised MPI and must finalise it */
     int rank;
@@ -51,12 +51,12 @@ typedef struct mpi_library {
 
 /* Convert an MPI code: DD_OK, or DD_BACKEND "MPI_Ibcast: <MPI's text> (code 15 of <version>)". */
 dd_status mpi_check(const mpi_library *library, int code, const char *label, dd_error *err) DD_MUST_CHECK;
-/* Return true if MPI has been finalised: then the caller must not call MPI. */
+/* Return true if MPI has been finalised; MPI must not be called then. */
 bool mpi_is_finalized(const mpi_library *library);
 
 /* ---- mpi_constants.c */
 
-/* Both functions identify the kind of library, by its version text and file name. */
+/* The next two functions identify the MPI library by its version text and file name. */
 bool mpi_is_open_mpi(const mpi_library *library);
 dd_status mpi_find_constants(mpi_library *library, dd_error *err) DD_MUST_CHECK;
 
@@ -72,7 +72,7 @@ typedef struct mpi_carrier {
     mpi_library *library;
     mpi_word comm;
     int nranks;
-    int *numbers; /* counts and offsets as ints, 4 * nranks, for MPI without 64-bit counts */
+    int *numbers; /* 4 * nranks elements: block counts and offsets; for MPI without 64-bit counts */
 } mpi_carrier;
 
 bool mpi_has(const dd_carrier *base, const dd_carried_call *call);

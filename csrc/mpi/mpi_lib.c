@@ -98,7 +98,7 @@ dd_mpi_open(const dd_dylib_search *where, dd_carrier_library **opened, dd_error 
 
 /* ---- initialisation */
 
-/* Reject a lower level than MPI_THREAD_MULTIPLE: calls of different threads would interfere. */
+/* Reject MPI below MPI_THREAD_MULTIPLE: concurrent calls by several threads would interfere. */
 static dd_status
 check_threads(const mpi_library *library, int provided, dd_error *err)
 {
@@ -138,7 +138,7 @@ mpi_begin(mpi_library *library, dd_error *err)
     return status == DD_OK ? check_threads(library, provided, err) : status;
 }
 
-/* Read the largest tag of the library; MPI guarantees 32767. */
+/* Read the largest tag that the library accepts; MPI guarantees at least 32767. */
 static dd_status
 read_tag_max(mpi_library *library, dd_error *err)
 {
@@ -195,8 +195,8 @@ make_ops(mpi_library *library, dd_error *err)
 
 /* Make MPI return errors instead of ending the process. Errors of completed requests belong to no
  * communicator: MPI reports them to the error handler of MPI_COMM_WORLD, since MPI 4 to that of
- * MPI_COMM_SELF, and the default handler ends the process. If the program initialised MPI itself,
- * its handlers stay. */
+ * MPI_COMM_SELF, and the default handler ends the process. If the program initialised MPI, keep the
+ * program's handlers. */
 static dd_status
 return_errors(const mpi_library *library, dd_error *err)
 {
@@ -256,7 +256,7 @@ dd_mpi_end(dd_carrier_library *base, bool is_well)
 #define POLL_NS (100 * DD_NS_PER_US)
 
 /* Broadcast `room` from rank 0. Sets *is_in_use if MPI may still write to `room` after a timeout;
- * the caller must then leak it. */
+ * the caller must then leak `room`. */
 static dd_status
 broadcast_bytes(const mpi_library *library, char *room, size_t nbytes, bool *is_in_use, const dd_wait *wait,
                 dd_error *err)

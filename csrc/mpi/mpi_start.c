@@ -16,7 +16,7 @@ largest_number(const dd_carried_call *call, int nranks)
     return largest;
 }
 
-/* Return true if every rank knows all ranks' block sizes, so that all ranks decide the same. */
+/* Return true if every rank knows the block sizes of all ranks, so that all decide alike. */
 static bool
 is_known_to_all(const dd_carried_call *call)
 {
@@ -73,8 +73,8 @@ typedef struct mpi_parts {
     mpi_word comm;
     mpi_word type;
     mpi_word op;
-    const void *in; /* the input, or MPI_IN_PLACE */
-    void *out;      /* the output, or MPI_IN_PLACE */
+    const void *in; /* address of the input, or MPI_IN_PLACE */
+    void *out;      /* address of the output, or MPI_IN_PLACE */
 } mpi_parts;
 
 static int
@@ -154,8 +154,8 @@ start_small(const mpi_carrier *carrier, const dd_carried_call *call, const mpi_p
     return api->MPI_Ibarrier(p->comm, request);
 }
 
-/* Convert a call into MPI's arguments. If a rank's own block is already in its place, MPI expects
- * MPI_IN_PLACE: as the output on the root of a scatter, otherwise as the input. */
+/* Convert a call into MPI's arguments. If this rank's block is already where its result belongs,
+ * MPI expects MPI_IN_PLACE: as the output on the root of a scatter, otherwise as the input. */
 static mpi_parts
 take_apart(const mpi_carrier *carrier, const dd_carried_call *call)
 {
