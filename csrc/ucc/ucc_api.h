@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define DD_UCC_MAJOR 1
-#define DD_UCC_MINOR_MIN 2 /* first version that gathers and scatters blocks of different sizes */
+#define DD_UCC_MINOR_MIN 2 /* first version that can gather and scatter blocks of different sizes */
 
 /* ---- handles and values */
 
@@ -27,7 +27,7 @@ typedef enum dd_ucc_status {
     DD_UCC_ERR_NOT_SUPPORTED = -1,
     DD_UCC_ERR_NOT_IMPLEMENTED = -2,
     DD_UCC_ERR_NO_MEMORY = -4,
-    DD_UCC_ERR_NO_MESSAGE = -6 /* UCC's unspecified error */
+    DD_UCC_ERR_NO_MESSAGE = -6 /* UCC's generic error */
 } dd_ucc_status;
 
 typedef enum dd_ucc_thread_mode { DD_UCC_THREAD_MULTIPLE = 2 } dd_ucc_thread_mode;
@@ -131,7 +131,7 @@ typedef struct dd_ucc_team_params {
 /* ---- collectives */
 
 typedef struct dd_ucc_request {
-    dd_ucc_status status; /* read by UCC's inline function ucc_collective_test */
+    dd_ucc_status status; /* state, which UCC's inline function ucc_collective_test reads */
 } dd_ucc_request;
 
 typedef struct dd_ucc_buffer {
@@ -177,7 +177,7 @@ typedef struct dd_ucc_coll_args {
     uint64_t active_set[3];
     void *src_memh; /* src_memh and dst_memh exist since UCC 1.5 */
     void *dst_memh;
-    uint64_t later[8]; /* zero; later fields: UCC copies a struct of its own version's size */
+    uint64_t later[8]; /* must be zero; room for later UCC versions, which copy a larger struct */
 } dd_ucc_coll_args;
 
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts and offsets are handed over as they are");
@@ -238,7 +238,7 @@ _Static_assert(offsetof(dd_ucc_coll_args, later) == 200, "ucc_coll_args");
 
 typedef struct dd_ucc_api {
     DD_UCC_FUNCTIONS(DD_UCC_POINTER)
-    /* Loaded first, to check the version. */
+    /* Loaded before all other functions, to check UCC's version. */
     void (*ucc_get_version)(unsigned *major, unsigned *minor, unsigned *release);
 } dd_ucc_api;
 

@@ -68,8 +68,8 @@ type_of(const dd_carried_call *call)
     return DD_UCC_BARRIER;
 }
 
-/* Return true if UCC can carry out the call. Reductions must be checked here: of these types UCC
- * supports those that dd_reduce_is_supported accepts, but rejects others only while it reduces. */
+/* Return true if UCC can carry out the call. Reductions must be checked here: UCC supports what
+ * dd_reduce_is_supported accepts, but would reject anything else only while it reduces. */
 static bool
 has(const dd_carrier *carrier, const dd_carried_call *call)
 {
@@ -94,7 +94,7 @@ blocks(const dd_carried_call *call, const void *data, const size_t *counts, cons
                                          DD_UCC_DATATYPE(TYPES[call->dtype].number), DD_UCC_MEMORY_HOST}};
 }
 
-/* Set the source. For the input of reduce_scatter, UCC takes only the total size of the blocks. */
+/* Set the call's source. For reduce_scatter, UCC takes only the total size of the input blocks. */
 static void
 describe_inputs(const dd_ucc_carrier *self, const dd_carried_call *call, dd_ucc_coll_args *args)
 {
@@ -130,7 +130,7 @@ ucc_args_of(const dd_ucc_carrier *self, const dd_carried_call *call)
         .flags = DD_UCC_FLAG_COUNT_64BIT | DD_UCC_FLAG_DISPLACEMENTS_64BIT,
         .root = (uint64_t)call->root,
     };
-    if (call->coll == DD_COLL_BROADCAST) { /* UCC's broadcast has one array: the source */
+    if (call->coll == DD_COLL_BROADCAST) { /* UCC's broadcast has only one array, the source */
         args.src = plain(call, call->output, call->count);
         return args;
     }
@@ -193,7 +193,7 @@ ucc_poll(dd_carrier *carrier, dd_carried *carried, bool *is_done, dd_error *err)
     return dd_ucc_check(self->lib, ucc_status, err, "UCC's %s", dd_coll_name(call->coll));
 }
 
-/* UCC cannot cancel a collective: return false if it is still in progress. */
+/* Return true if the collective has ended. Otherwise return false: UCC cannot cancel it. */
 static bool
 ucc_abandon(dd_carrier *carrier, dd_carried *carried)
 {
@@ -207,8 +207,8 @@ ucc_abandon(dd_carrier *carrier, dd_carried *carried)
     return true;
 }
 
-/* UCC has no messages. torch.distributed emulates them by broadcasts in a set of two ranks, which
- * supports neither receives from any rank nor a receiver that starts first. dldist does not. */
+/* UCC has no messages. torch.distributed emulates messages by broadcasts between two ranks, which
+ * cannot receive from any rank or start the receiver first; dldist does not emulate messages. */
 const dd_carrier_ops dd_ucc_ops = {
     .has = has,
     .start = ucc_start,

@@ -6,11 +6,11 @@
 
 #include <stdio.h>
 
-#define NBUSY_POLLS 200 /* polls before the first sleep; enough for most teams */
+#define NBUSY_POLLS 200 /* number of polls before the first sleep; enough for most teams */
 #define TEAM_NAP_NS (50 * DD_NS_PER_US)
 #define TEAM_END_NS DD_NS_PER_S
 
-/* Return the error of the group's all_gather if that made UCC fail, otherwise UCC's own error. */
+/* Return the error of the group's all_gather if there is one, otherwise UCC's own error. */
 static dd_status
 explain_failure(const dd_ucc_carrier *self, dd_ucc_status ucc_status, dd_error *err, const char *label)
 {
@@ -28,7 +28,7 @@ configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_
     if (status != DD_OK) {
         return status;
     }
-    /* UCC chooses its transports by the number of ranks. */
+    /* Pass the number of ranks, by which UCC chooses its transports. */
     char nranks[16];
     (void)snprintf(nranks, sizeof nranks, "%d", self->nranks);
     status = explain_failure(self, api->ucc_context_config_modify(*config, NULL, "ESTIMATED_NUM_EPS", nranks),
@@ -40,7 +40,7 @@ configure_context(const dd_ucc_carrier *self, dd_ucc_context_config *config, dd_
 }
 
 /* Create a context for this group only, with the group's all_gather as out-of-band exchange.
- * Without it, a context does not know other ranks and uses no shared memory: ten times slower. */
+ * Without this exchange, UCC knows no other ranks and uses no shared memory: ten times slower. */
 static dd_status
 create_context(dd_ucc_carrier *self, dd_error *err)
 {
@@ -81,7 +81,7 @@ wait_for_team(const dd_ucc_carrier *self, dd_error *err)
         if (ucc_status != DD_UCC_INPROGRESS) {
             return explain_failure(self, ucc_status, err, "ucc_team_create_test");
         }
-        (void)api->ucc_context_progress(self->context); /* ignored: the next test reports it */
+        (void)api->ucc_context_progress(self->context); /* ignored: the next test reports errors */
         dd_status status = nap_for_team(self, npolls, err);
         if (status != DD_OK) {
             return status;
@@ -104,7 +104,7 @@ create_team(dd_ucc_carrier *self, dd_error *err)
     return status == DD_OK ? wait_for_team(self, err) : status;
 }
 
-/* Free the carrier; but leak it if its context still exists, which may use self->oob. */
+/* Free the carrier, or leak it if its context still exists: the context may use self->oob. */
 static void
 ucc_free_carrier(dd_background_task *task)
 {
@@ -132,8 +132,8 @@ dd_ucc_make(dd_carrier_library *library, struct dd_group *group, dd_carrier **ca
         status = create_team(self, err);
     }
     if (status != DD_OK) {
-        /* Leak the context if it exists: UCC destroys a context together with the other ranks, and
-         * waits for them without a limit. */
+        /* Leak the context if it exists: to destroy a context, UCC waits for the other ranks
+         * without a limit. */
         self->oob = (dd_ucc_oob){0};
         ucc_free_carrier(&self->end);
         return status;
@@ -158,7 +158,7 @@ meet_others(dd_ucc_carrier *self, const dd_wait *wait)
     return is_done;
 }
 
-/* Destroy the team within `wait`. Return true if that has completed. */
+/* Destroy the team within `wait`. Return true if the team has been destroyed. */
 static bool
 ucc_destroy_team(const dd_ucc_carrier *self, const dd_wait *wait)
 {
@@ -183,7 +183,7 @@ run_end(dd_background_task *task)
     }
 }
 
-/* Close the carrier, on a separate thread: UCC waits without a limit to destroy a context. */
+/* Close the carrier on a separate thread: when UCC destroys a context, it waits without a limit. */
 void
 dd_ucc_close(dd_carrier *carrier, bool is_well)
 {

@@ -17,16 +17,16 @@ typedef struct dd_ucc_lib {
     char version[64];
 } dd_ucc_lib;
 
-/* Convert a UCC result: DD_OK unless it is an error, DD_NOT_SUPPORTED if UCC reports that,
- * otherwise DD_BACKEND. The message is "<what>: <UCC's text> (-6), says <version> (<path>)". */
+/* Convert a UCC result: DD_OK unless the result is an error, DD_NOT_SUPPORTED if UCC lacks support,
+ * otherwise DD_BACKEND. The message is "<label>: <UCC's text> (-6), says <version> (<path>)". */
 dd_status dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status ucc_status, dd_error *err, const char *label, ...)
     DD_PRINTF(4, 5) DD_MUST_CHECK;
 
 /* State of the all_gathers with which UCC bootstraps while the carrier is created. */
 typedef struct dd_ucc_oob {
-    struct dd_group *group; /* the group that carries them out; NULL once the carrier exists */
+    struct dd_group *group; /* runs UCC's all_gathers; NULL once the carrier exists */
     const dd_wait *wait;
-    dd_error error; /* error of an all_gather that failed; code is DD_OK if none has */
+    dd_error error; /* error of an all_gather that failed; code is DD_OK if none has failed */
 } dd_ucc_oob;
 
 dd_ucc_oob_coll dd_ucc_oob_calls(dd_ucc_oob *oob, int rank, int nranks);
@@ -38,7 +38,7 @@ typedef struct dd_ucc_carrier {
     dd_ucc_team_handle team;
     int rank;
     int nranks;
-    bool has_leftover; /* UCC still runs a cancelled collective */
+    bool has_leftover; /* a collective that was cancelled still runs in UCC */
     dd_ucc_oob oob;
     dd_background_task end;
 } dd_ucc_carrier;

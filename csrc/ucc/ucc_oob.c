@@ -2,19 +2,19 @@
 #include "group/group.h"
 #include "ucc/ucc_internal.h"
 
-/* How long one poll of an all_gather waits. Short: UCC's own connections may need this thread. */
+/* Longest wait in one poll of an all_gather. Short: UCC's own connections may need this thread. */
 #define EXCHANGE_SLICE_NS (200 * DD_NS_PER_US)
-/* How long the last all_gather takes. When UCC destroys a context, it starts one more all_gather
- * and ignores its result: a barrier between closing its own connections and closing those from its
- * peers. The other ranks close at the same time (dd_ucc_close), so a short wait is usually enough;
- * otherwise UCX only logs that connections were reset. */
+/* How long to wait instead of the last all_gather. When UCC destroys a context, it starts one more
+ * all_gather and ignores its result: a barrier between closing its own connections and closing
+ * those from its peers. The other ranks close at the same time (dd_ucc_close), so a short wait is
+ * usually enough; otherwise UCX only logs that connections were reset. */
 #define LAST_EXCHANGE_NS (20 * DD_NS_PER_MS)
 
 /* One all_gather in progress. */
 typedef struct ucc_exchange {
     dd_ucc_oob *oob;
-    dd_work *work;     /* NULL for the all_gather of a close */
-    dd_wait last_wait; /* the wait that replaces the all_gather of a close */
+    dd_work *work;     /* NULL for the last all_gather, which starts when UCC destroys a context */
+    dd_wait last_wait; /* wait that replaces the last all_gather */
 } ucc_exchange;
 
 static dd_status
@@ -57,8 +57,8 @@ post_exchange(void *src, void *recv, size_t size, void *coll_info, void **reques
     return DD_UCC_OK;
 }
 
-/* End a failed all_gather. UCC then frees the receive buffer, so abort the group and wait for the
- * work: nothing may be written to the buffer later. */
+/* End a failed all_gather. Abort the group and wait for the work to end, because the work must not
+ * write to the receive buffer after UCC has freed it. */
 static void
 end_exchange(const ucc_exchange *exchange)
 {
@@ -87,7 +87,7 @@ poll_exchange(void *request)
     if (exchange->work == NULL) {
         return back_off(&exchange->last_wait);
     }
-    /* Wait only a slice. The work has its own timeout, whose error names the missing ranks. */
+    /* Wait at most one slice. The work's own timeout names the missing ranks. */
     dd_wait slice = *oob->wait;
     slice.deadline_ns = dd_deadline_after(EXCHANGE_SLICE_NS);
     dd_status status = dd_group_wait(oob->group, exchange->work, &slice, &oob->error);
