@@ -14,7 +14,7 @@ typedef struct xccl_fold {
 
 typedef struct redop_info {
     bool is_known;
-    bool is_by_parts; /* complex numbers: may be applied to each part */
+    bool is_by_parts; /* true if complex numbers may be reduced part by part */
     dd_nccl_redop nccl_op;
 } redop_info;
 
@@ -25,8 +25,8 @@ static const redop_info REDOPS[DD_REDOP_COUNT] = {
     [DD_REDOP_MAX] = {true, false, DD_NCCL_MAX},
 };
 
-/* Find oneCCL's type and operation for a reduction. oneCCL has the data types that all versions of
- * NCCL have. Return false if oneCCL cannot reduce this. */
+/* Find oneCCL's type and operation for a reduction; return false if oneCCL cannot carry it out.
+ * oneCCL has only the data types that all versions of NCCL have. */
 static bool
 find_fold(dd_dtype dtype, dd_redop op, xccl_fold *fold)
 {
@@ -64,7 +64,7 @@ typedef struct xccl_step {
     dd_error *err;
 } xccl_step;
 
-/* Return true if no caller waits: the call's memory may then be reused before the next step. */
+/* Return true if the call was abandoned. Its caller may reuse the memory, so no step may start. */
 static bool
 is_cancelled(const xccl_step *step)
 {
@@ -87,7 +87,7 @@ static dd_status
 step_broadcast_block(const xccl_step *step, void *output, size_t count, int root)
 {
     xccl_carrier *self = step->self;
-    /* oneCCL requires an input on all ranks, but reads only the root's */
+    /* oneCCL requires an input on all ranks, but reads only the root's input */
     const void *input = self->rank == root ? step->call->input : output;
     if (count == 0) {
         return DD_OK;
@@ -188,7 +188,7 @@ step_all_reduce(const xccl_step *step)
                       "onecclAllReduce", step->err);
 }
 
-/* Gather blocks. onecclAllGather takes only equal blocks; others are broadcast one by one. */
+/* Gather blocks on all ranks. onecclAllGather takes only equal blocks; broadcast other blocks. */
 static dd_status
 step_all_gather(const xccl_step *step)
 {
@@ -224,7 +224,7 @@ step_reduce_scatter(const xccl_step *step)
     return status;
 }
 
-/* Gather. Sends wait for their receives; the root avoids a deadlock by receiving in rank order. */
+/* Gather by messages. Sends wait for receives; receiving in rank order avoids a deadlock. */
 static dd_status
 step_gather(const xccl_step *step)
 {

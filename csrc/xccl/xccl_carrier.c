@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* timeout of a close, which usually takes milliseconds */
+/* timeout for closing a carrier, which usually takes milliseconds */
 #define END_NS DD_NS_PER_S
 
 static dd_status
@@ -27,7 +27,7 @@ xccl_poll(dd_carrier *base, dd_carried *carried, bool *is_done, dd_error *err)
     return *is_done && self->status != DD_OK ? dd_error_copy(err, &self->error) : DD_OK;
 }
 
-/* Abandon a call, which oneCCL cannot cancel. The thread frees everything if the call returns. */
+/* Abandon a call, which oneCCL cannot cancel. If the call ever returns, its thread cleans up. */
 static bool
 xccl_abandon(dd_carrier *base, dd_carried *carried)
 {
@@ -55,14 +55,14 @@ xccl_close(dd_carrier *base, bool is_well)
     dd_background_task_release(&self->thread);
 }
 
-/* oneCCL's messages are not used: oneCCL matches them only by order, without tags. */
+/* oneCCL's messages are not used, because oneCCL matches messages only by order, without tags. */
 static const dd_carrier_ops OPS = {
     .has = xccl_has, .start = xccl_start, .poll = xccl_poll, .abandon = xccl_abandon, .close = xccl_close};
 
-/* The record that rank 0 broadcasts. */
+/* The record that rank 0 broadcasts: a unique id, or the reason why rank 0 has none. */
 typedef struct xccl_id_result {
     xccl_unique_id id;
-    char reason[256]; /* why there is no id; empty if there is one */
+    char reason[256]; /* why there is no unique id; empty if there is one */
 } xccl_id_result;
 
 static dd_status
@@ -109,7 +109,7 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
     return status;
 }
 
-/* Set *all to true if `vote` is true on all ranks. All ranks must call it. */
+/* All ranks must call this. Set *all to true if `vote` is true on every rank, else to false. */
 static dd_status
 vote_by_min(dd_group *group, bool vote, bool *all, const dd_wait *wait, dd_error *err)
 {
@@ -125,8 +125,8 @@ vote_by_min(dd_group *group, bool vote, bool *all, const dd_wait *wait, dd_error
     return status;
 }
 
-/* Take the turn on all ranks. If a rank gets the turn but another rank does not, it must release
- * the turn: the other rank may be waiting in another group for this process. */
+/* Take the turn (xccl_try_turn) on all ranks. A rank that has its turn must release it if another
+ * rank has none: that rank may be waiting in another group for this process. */
 static dd_status
 take_turn_on_all_ranks(dd_group *group, const dd_wait *wait, dd_error *err)
 {

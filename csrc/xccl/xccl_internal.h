@@ -36,19 +36,19 @@ typedef struct xccl_carrier {
     const xccl_library *library;
     int rank;
     int nranks;
-    dd_background_task thread; /* the thread, which owns this struct together with the caller */
+    dd_background_task thread; /* owns this struct together with the caller */
     dd_spin spin;              /* used only by the thread, to wait for a job */
-    size_t *counts;            /* used only by the thread; 2 * nranks elements */
+    size_t *counts;            /* used only by the thread; 2 * nranks counts */
     xccl_comm comm;            /* used only by the thread; NULL before XCCL_JOIN */
     xccl_unique_id id;
     dd_carried_call call;
     dd_lock mu;
     pthread_cond_t changed;
-    /* An xccl_job. Written with mu held, read without; release and acquire, since it publishes the
-     * job's data. While it is XCCL_IDLE, the carrier's owner owns all fields except the thread's;
-     * otherwise the thread does. */
+    /* An xccl_job; written only with mu held. Stored with release and read with acquire, to publish
+     * the job's data. While it is XCCL_IDLE, the carrier's owner owns all fields except those that
+     * only the thread uses; during a job, the thread owns all. */
     atomic_int job;
-    bool has_turn;    /* the thread must release the process's turn (xccl_try_turn) */
+    bool has_turn;    /* the thread must release the turn that it holds (xccl_try_turn) */
     dd_status status; /* result of the last job */
     dd_error error;
 } xccl_carrier;

@@ -3,13 +3,13 @@
 #include "core/mem.h"
 #include "xccl/xccl_internal.h"
 
-/* interval between tries to take the turn, as its release wakes no thread */
+/* interval between attempts to take the turn; polled because releasing the turn wakes no thread */
 #define TURN_NAP_NS DD_NS_PER_MS
 
 /* ---- turns */
 
 /* true while a thread of the process holds the turn */
-static atomic_bool is_turn_taken; /* acquire and release, because it is a lock */
+static atomic_bool is_turn_taken; /* a lock: taken with acquire, released with release */
 
 bool
 xccl_try_turn(void)
@@ -77,7 +77,7 @@ xccl_post(xccl_carrier *self, xccl_job job)
     dd_lock_release(&self->mu);
 }
 
-/* Wait until the job is done, at most a slice of `wait`; then check the group. */
+/* Wait for the end of the job, at most a slice of `wait`; then check if the group has failed. */
 static dd_status
 await_job_end(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -148,7 +148,7 @@ run_with_turn(xccl_carrier *self, xccl_job job, dd_error *err)
     return xccl_check(self, result, job_name(job), err);
 }
 
-/* Set the thread idle. If XCCL_ABANDON has been posted since, that is the next job instead. */
+/* Set the thread idle after `job`; but if the caller posted XCCL_ABANDON since, keep that job. */
 static void
 end_job(xccl_carrier *self, xccl_job job)
 {
@@ -173,7 +173,7 @@ run_thread(dd_background_task *task)
     if (job == XCCL_END) {
         (void)self->library->api.onecclCommDestroy(self->comm);
     }
-    end_turn(self); /* if XCCL_ABANDON replaced a job, its turn is still held */
+    end_turn(self); /* a job that XCCL_ABANDON replaced has not released its turn */
 }
 
 static void
