@@ -11,7 +11,7 @@
 
 /* The place of a block: in one of the program's arrays, or in scratch memory. */
 typedef struct location {
-    size_t array; /* index in arrays; SCRATCH for the step's scratch memory */
+    size_t array; /* index in the program's arrays; SCRATCH for the step's scratch memory */
     size_t offset;
     size_t nbytes;
 } location;
@@ -30,7 +30,7 @@ typedef struct step {
     dd_coll_args args; /* arguments of a collective; its blocks are in `blocks` */
     dd_p2p message;    /* a message; its block is in `blocks` */
     int64_t timeout_ns;
-    dd_coll_form *form; /* owned; NULL for a message */
+    dd_coll_form *form; /* owned; checked form of the collective; NULL for a message */
     uint32_t stack;
     location *blocks; /* owned; input blocks, then output blocks */
     size_t ninputs;
@@ -38,7 +38,7 @@ typedef struct step {
     part *parts; /* owned; tensors to copy before or after the call */
     size_t nparts;
     size_t scratch_nbytes;
-    _Atomic(uint8_t *) scratch; /* owned; NULL while a run uses it, and before the first run */
+    _Atomic(uint8_t *) scratch; /* owned; NULL while a run uses it, and before the first run ends */
     struct step *next;
 } step;
 
@@ -47,12 +47,12 @@ struct dd_ffi_program {
     uint64_t number; /* const; the attribute by which XLA names the program */
     size_t nsources; /* const once published, like all fields up to `last` */
     size_t nresults;
-    dd_block *arrays;   /* owned; placeholders for sources, then results */
+    dd_block *arrays;   /* owned; placeholders: nsources sources, then nresults results */
     dd_ffi_fill *fills; /* owned; nresults elements */
-    step *first;        /* owned; list of steps */
+    step *first;        /* owned; head of the list of steps */
     step *last;
     dd_group *group; /* owned; guarded by programs_lock */
-    size_t nusers;   /* guarded by programs_lock; number of runs, plus one for the owner */
+    size_t nusers;   /* guarded by programs_lock; 1 for the owner, 1 for each run */
 };
 
 static dd_lock programs_lock = DD_LOCK_INITIALIZER(DD_LOCK_XLA_PROGRAMS);
@@ -98,7 +98,7 @@ is_in_block(const void *data, size_t nbytes, const dd_block *memory)
     return at >= first && nbytes <= memory->nbytes && at - first <= memory->nbytes - nbytes;
 }
 
-/* Find the array, or the scratch memory, that contains nbytes at `data`. */
+/* Find the array, or the scratch memory, that contains the `nbytes` bytes at `data`. */
 static dd_status
 find_block_location(const dd_ffi_program *program, const dd_block *scratch, const void *data, size_t nbytes,
                     location *found, dd_error *err)
@@ -122,7 +122,7 @@ find_block_location(const dd_ffi_program *program, const dd_block *scratch, cons
                         nbytes);
 }
 
-/* If a step reduces a result that begins as a source's copy, read the source, and omit the copy. */
+/* If a step reduces a result that begins as a source's copy, let it read the source instead. */
 static void
 read_from_source(dd_ffi_program *program, const step *made)
 {
@@ -161,7 +161,7 @@ locate_parts(const dd_ffi_program *program, step *made, const dd_ffi_call *call,
     for (size_t i = 0; i < call->nparts && status == DD_OK; i++) {
         part *to = &made->parts[i];
         to->part = call->parts[i];
-        /* Look up only the first byte of a view: its other bytes are in the same array. */
+        /* Look up only the first byte of a view: all of its bytes are in the same array. */
         status = find_block_location(program, &call->scratch, to->part.view.data,
                                      to->part.view.count > 0 ? 1 : 0, &to->view, err);
         if (status == DD_OK) {
@@ -182,7 +182,7 @@ destroy_step(step *self)
     dd_mem_free(self);
 }
 
-/* Fill in a zeroed step from a call. */
+/* Fill in a step, which must be zeroed, from a call. */
 static dd_status
 make_step(dd_ffi_program *program, step *made, const dd_ffi_call *call, dd_error *err)
 {
@@ -291,7 +291,7 @@ dd_ffi_program_destroy(dd_ffi_program *program)
     program_release(program);
 }
 
-/* Find a program by its number, and acquire the program and its group. NULL if there is none. */
+/* Find a program by its number; acquire the program and its group. NULL if none has the number. */
 static dd_ffi_program *
 program_take(uint64_t number, dd_group **group)
 {
@@ -311,7 +311,6 @@ program_take(uint64_t number, dd_group **group)
 
 /* ---- running */
 
-/* One run of a program, by one XLA call. */
 typedef struct run {
     const dd_ffi_program *program;
     dd_group *group;
@@ -414,7 +413,8 @@ run_step(run *self, step *at, dd_error *err)
         move_parts(self, at, false);
     }
     if (self->scratch != NULL) {
-        dd_mem_free(atomic_exchange(&at->scratch, self->scratch)); /* scratch of a concurrent run */
+        /* Keep this run's scratch memory for a later run; free what a concurrent run has kept. */
+        dd_mem_free(atomic_exchange(&at->scratch, self->scratch));
     }
     return status;
 }
@@ -469,7 +469,7 @@ fill_version(const dd_ffi_frame *frame)
     return true;
 }
 
-/* Return absl's status code for a status; 13 (internal error) if no other code fits. */
+/* Return absl's status code for a dd_status; 13 (internal error) if no other code fits. */
 static int
 code_of(dd_status status)
 {

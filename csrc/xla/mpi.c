@@ -6,10 +6,10 @@
 #include <string.h>
 
 typedef struct comm {
-    dd_group *group; /* owned; NULL if the communicator is broken */
+    dd_group *group; /* owned; NULL if the communicator could not be created */
     int rank;
     int size;
-    dd_error cause; /* if group is NULL: the error that all calls return */
+    dd_error cause; /* error that all calls return; set only if group is NULL */
 } comm;
 
 typedef struct request {
@@ -73,7 +73,7 @@ dd_mpi_set_world(dd_mpi_handle handle)
     world = (comm *)handle;
 }
 
-/* Return a handle's communicator; NULL if allocating it had failed. */
+/* Return a handle's communicator; NULL if there was no memory when XLA created it. */
 static const comm *
 comm_of_handle(dd_mpi_handle handle)
 {
@@ -166,7 +166,7 @@ block_of(const void *data, int count, dd_dtype dtype)
     return (dd_block){.data = (void *)(uintptr_t)data, .nbytes = (size_t)count * dd_dtype_size(dtype)};
 }
 
-/* A call's record for the flight recorder: one-dimensional arrays with these element counts. */
+/* The flight recorder's entry of a call: its arrays as one-dimensional, with `counts` elements. */
 typedef struct mpi_record {
     dd_record_call call;
     dd_record_tensor tensors[2];
@@ -188,7 +188,7 @@ record_call(mpi_record *record, const char *name, dd_dtype dtype, dd_block in, d
                                     .noutputs = 1};
 }
 
-/* Run a collective and wait: XLA cannot wait otherwise, and its threads cannot be interrupted. */
+/* Run a collective and block until it ends: XLA has no other wait, and cannot interrupt threads. */
 static dd_status
 run_recorded(const comm *on, const dd_coll_args *args, mpi_record *record)
 {
@@ -218,8 +218,8 @@ mpi_all_reduce(const void *in, void *out, int count, dd_mpi_handle type, dd_mpi_
     return mpi_code(status);
 }
 
-/* Divide an array into blocks, one for each rank: counts[i] elements, or `count` if `counts` is
- * NULL. Return the whole array as one block. */
+/* Divide an array into blocks, one for each rank, of counts[i] elements, or of `count` elements if
+ * `counts` is NULL. Return the whole array as one block. */
 static dd_block
 cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int count, dd_dtype dtype)
 {
@@ -232,8 +232,8 @@ cut(const comm *on, dd_block *blocks, const void *memory, const int *counts, int
     return all;
 }
 
-/* Run a collective with one block on one side and a divided array on the other side: the outputs of
- * all_gather, or the inputs of reduce_scatter. */
+/* Run a collective with a single block, `one`, and a divided array: the outputs of all_gather, or
+ * the inputs of reduce_scatter. */
 static dd_status
 run_cut(const comm *on, dd_coll_args *args, dd_block one, const void *memory, const int *counts, int count)
 {
@@ -264,7 +264,7 @@ static int
 mpi_all_gather(const void *in, int in_count, dd_mpi_handle in_type, void *out, int out_count,
                dd_mpi_handle out_type, dd_mpi_handle handle)
 {
-    (void)out_count; /* equal to in_count and in_type: XLA sends bytes */
+    (void)out_count; /* unused: equal to in_count and in_type, since XLA sends bytes */
     (void)out_type;
     const comm *on;
     dd_coll_args args = {.coll = DD_COLL_ALL_GATHER};
@@ -362,7 +362,7 @@ start_recv(void *data, int count, dd_mpi_handle type, int src, int tag, dd_mpi_h
 static int
 mpi_wait_for(dd_mpi_handle *handle, void *status_out)
 {
-    (void)status_out; /* XLA ignores the status */
+    (void)status_out; /* not set: XLA ignores the status */
     request *pending = (request *)*handle;
     *handle = DD_MPI_NULL;
     if (pending == NULL) {

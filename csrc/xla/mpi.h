@@ -1,10 +1,10 @@
 /* The MPI functions that XLA's CPU collectives call, implemented with groups.
  *
- * XLA creates a communicator, a part of MPI_COMM_WORLD, for each set of devices that work
- * together. It checks the results of all calls except Comm_split, and puts the text of
- * Error_string into its own error. So if a communicator cannot be created, Comm_split returns
- * one whose calls all fail with the reason. Any thread may call; XLA makes a communicator's
- * calls in one order on all ranks. */
+ * XLA creates a communicator, a part of MPI_COMM_WORLD, for each set of devices that work together.
+ * XLA checks the results of all calls except Comm_split, and puts the text of Error_string into its
+ * own error. So if a communicator cannot be created, Comm_split returns one whose calls all fail
+ * with the reason. Any thread may call; XLA makes a communicator's calls in one order on all
+ * ranks. */
 #ifndef DD_XLA_MPI_H
 #define DD_XLA_MPI_H
 
@@ -21,11 +21,11 @@ enum {
     DD_MPI_NULL = 0, /* also used for MPI_COMM_NULL, MPI_REQUEST_NULL and so on */
     DD_MPI_COMM_WORLD = 1,
     DD_MPI_IN_PLACE = 2,     /* passed as a handle or as an address */
-    DD_MPI_TYPE = 0x100,     /* first data type; a dd_dtype is added */
-    DD_MPI_OPERATION = 0x200 /* first operation; a dd_redop is added */
+    DD_MPI_TYPE = 0x100,     /* base of the data types' handles: a dd_dtype is added */
+    DD_MPI_OPERATION = 0x200 /* base of the operations' handles: a dd_redop is added */
 };
 
-/* X(name, parameters, arguments): the functions that XLA calls, except for starting and ending. */
+/* X(name, parameters, arguments): the functions that XLA calls, except to start and end MPI. */
 #define DD_MPI_CALLS(X)                                                                                      \
     X(Comm_rank, (dd_mpi_handle comm, int *rank), (comm, rank))                                              \
     X(Comm_size, (dd_mpi_handle comm, int *size), (comm, size))                                              \
@@ -64,7 +64,7 @@ typedef struct dd_mpi_calls {
 #undef DD_MPI_MEMBER
 } dd_mpi_calls;
 
-/* All functions except Comm_split, which the code that creates groups adds (python/xla). */
+/* All functions except Comm_split, which python/xla adds because it creates groups. */
 extern const dd_mpi_calls dd_mpi_group_calls;
 
 /* Set the communicator for MPI_COMM_WORLD. Must be called at most once, before any other call. */
@@ -72,7 +72,7 @@ void dd_mpi_set_world(dd_mpi_handle comm);
 
 /* Create a communicator with its own reference to the group. DD_MPI_NULL if there is no memory. */
 dd_mpi_handle dd_mpi_comm_create(dd_group *group);
-/* Create a communicator with this rank and size whose other calls all fail with `reason`.
+/* Create a communicator with this rank and size, on which all other calls fail with `reason`.
  * DD_MPI_NULL if there is no memory. */
 dd_mpi_handle dd_mpi_comm_create_broken(int rank, int size, const char *reason);
 
