@@ -1,9 +1,9 @@
 /* The library that jaxlib's MPItrampoline loads as its MPI. It exports the names that MPItrampoline
- * looks up; its calls fail until XLA initialises MPI.
+ * looks up; calls of these functions fail until XLA initialises MPI.
  *
  * It is a separate library because it must export all of these names. MPI_Init_thread gets a table
  * of functions from dldist.jax; the other functions call those of the table. The process must run
- * Python, because the dynamic linker must find Python's functions in it. */
+ * Python, because the dynamic linker must find Python's functions in the process. */
 #include "python/base/api.h"
 #include "python/xla/mpi.h"
 #include "trampoline/mpi_symbols.h"
@@ -88,7 +88,7 @@ FUNCTION(Init_thread, (const void *argc, const void *argv, int required, int *pr
     PyGILState_STATE gil = PyGILState_Ensure();
     const dd_mpi_calls *found = find_calls();
     if (found == NULL) {
-        /* XLA would ignore an error: end the process, as MPItrampoline does if there is no MPI. */
+        /* XLA would ignore an error, so end the process, as MPItrampoline does without an MPI. */
         PyErr_Print();
         fprintf(
             stderr,
@@ -106,7 +106,7 @@ FUNCTION(Init, (const void *argc, const void *argv))
     return MPIABI_Init_thread(argc, argv, 0, &provided);
 }
 
-/* Groups stay open: they are closed when Python exits. */
+/* Do not close groups here: they are closed when Python exits. */
 FUNCTION(Finalize, (void))
 {
     atomic_store(&is_finalized, true);
@@ -125,7 +125,7 @@ FUNCTION(Finalized, (int *flag))
     return DD_MPI_SUCCESS;
 }
 
-/* Return true for all threads: XLA creates communicators only on threads for which this is true. */
+/* Set *flag on every thread: XLA creates communicators only on threads where *flag is true. */
 FUNCTION(Is_thread_main, (int *flag))
 {
     *flag = 1;
@@ -151,7 +151,7 @@ FUNCTION(Get_library_version, (char *text, int *nbytes))
     return DD_MPI_SUCCESS;
 }
 
-/* Return 0: XLA must not pass device memory. */
+/* Return 0 (no support), so that XLA does not pass device memory. */
 #define NO_DEVICES(name)            \
     SHOWN int MPIXABI_##name(void); \
     int MPIXABI_##name(void)        \
