@@ -19,11 +19,11 @@
 typedef struct dd_nccl_watchdog dd_nccl_watchdog;
 
 typedef struct dd_nccl_watchdog_options {
-    int64_t interval_ns; /* time between two checks, unless hurried; 0 for 20 ms */
-    /* How long closing a failed group waits for the abort of its communicators; an abort may hang,
-     * and its thread is then abandoned. 0 for 1 s. Works end without waiting for aborts. */
+    int64_t interval_ns; /* time between two checks; see dd_nccl_watchdog_hurry. 0 for 20 ms */
+    /* Timeout for aborting the communicators when a failed group is closed; 0 for 1 s. An abort
+     * that hangs longer is abandoned with its thread. Works end without waiting for aborts. */
     int64_t abort_timeout_ns;
-    bool is_abort_off; /* error handling mode 0: report errors, abort nothing */
+    bool is_abort_off; /* error handling mode 0: report errors, but abort nothing */
 } dd_nccl_watchdog_options;
 
 /* Create a watchdog. Its thread starts when the first group is opened. */
@@ -38,7 +38,7 @@ uint64_t dd_nccl_watchdog_heartbeat(const dd_nccl_watchdog *watchdog);
 /* Return the thread's current call: "cuEventQuery", "ncclCommGetAsyncError" or ""; static text. */
 const char *dd_nccl_watchdog_activity(const dd_nccl_watchdog *watchdog);
 
-/* Check at least every millisecond until all works have ended, for threads that do not poll. */
+/* Check at least every millisecond until all works have ended; for callers that do not poll. */
 void dd_nccl_watchdog_hurry(dd_nccl_watchdog *watchdog);
 
 #endif

@@ -78,7 +78,7 @@ print_hint(const dd_nccl_group *group, const nccl_channel *channel, const dd_err
     return out;
 }
 
-/* Store comm, which the channel then owns. If it is NULL, fail the group: ranks are out of step. */
+/* Store `comm` in the channel, which owns it. If NULL, fail the group: the ranks do not agree. */
 static dd_status
 end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
 {
@@ -111,7 +111,7 @@ end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_
     return status;
 }
 
-/* Wait until the communicator exists. Sets *is_ours instead if this thread must create it. */
+/* Wait until the communicator exists, or set *is_creator: this thread must then create it. */
 static dd_status
 take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool *is_creator, dd_error *err)
 {
@@ -136,7 +136,7 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
             break;
         }
         status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
-        if (status != DD_OK && status != DD_TIMED_OUT) { /* at the deadline, check once more */
+        if (status != DD_OK && status != DD_TIMED_OUT) { /* at the deadline, repeat the checks */
             break;
         }
     }
@@ -167,7 +167,7 @@ connect_channel(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait
 
 /* ---- choice */
 
-/* Return the number of pairs with `peer`: a rank with several devices has one for each. */
+/* Return the number of pair channels with `peer`: a rank with several devices has one for each. */
 static uint64_t
 count_pairs_locked(const dd_nccl_group *group, int peer)
 {

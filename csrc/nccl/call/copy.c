@@ -1,16 +1,16 @@
 /* Copies between tensors of any layout, as rectangles that the driver copies (cuMemcpy2D).
  *
  * Dimensions of length 1 are dropped, and neighbouring dimensions are joined if they are adjacent
- * in both tensors. A dimension that is contiguous in both makes a row. Of the others, the longest
- * one with forward steps in both makes a rectangle of rows. The code loops over the rest. */
+ * in both tensors. A dimension that is contiguous in both tensors becomes a row. Of the others, the
+ * longest with forward steps in both tensors makes a rectangle of rows. A loop covers the rest. */
 #include "nccl/call/internal.h"
 
-/* Largest pitch that all devices allow. Dimensions with longer steps are looped over. */
+/* Largest pitch (bytes between rows) that all devices allow. Longer steps need a loop. */
 #define MAX_PITCH INT64_C(0x7fffffff)
 
 typedef struct copy_dim {
     int64_t length;
-    int64_t src; /* step in the source, in bytes; `dst` likewise */
+    int64_t src; /* step in the source in bytes; `dst` is the step in the target */
     int64_t dst;
 } copy_dim;
 
@@ -19,7 +19,7 @@ typedef struct copy_plan {
     char *dst;
     size_t width; /* size of a row in bytes */
     copy_dim rows;
-    int ndim; /* number of dimensions in `dims`, which are looped over */
+    int ndim; /* number of dimensions in `dims`, over which a loop runs */
     copy_dim dims[DD_VIEW_MAX_DIMS];
     int64_t index[DD_VIEW_MAX_DIMS];
 } copy_plan;
@@ -35,7 +35,7 @@ strides_of(const dd_view *view, int64_t strides[DD_VIEW_MAX_DIMS])
     }
 }
 
-/* Drop and join dimensions. Reverse a dimension if both tensors step backwards in it. */
+/* Drop and join dimensions (see above). Reverse a dimension if both tensors step backwards. */
 static void
 join_dims(copy_plan *plan, const dd_nccl_copy *copy)
 {
@@ -73,7 +73,7 @@ remove_dim(copy_plan *plan, int d)
     plan->ndim--;
 }
 
-/* Choose the dimension for rows and the one for rectangles, and remove both from `dims`. */
+/* Choose the dimensions for the row and for the rectangle, and remove both from `dims`. */
 static void
 choose_rectangle(copy_plan *plan, size_t element)
 {

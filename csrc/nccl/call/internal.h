@@ -18,20 +18,20 @@ typedef struct nccl_launch {
     bool is_capturing;
     bool is_run;     /* nccl_launch_run has been called, which frees the call's scratch */
     bool is_posted;  /* NCCL has been called, so other ranks depend on the call */
-    void **staged;   /* owned; staging memory of each operation, or NULL; NULL if none is staged */
+    void **staged;   /* owned; each operation's staging memory (or NULL); NULL if none is staged */
     float *estimate; /* where to store the estimated time; NULL if the call is executed */
 } nccl_launch;
 
 struct dd_nccl_group_window {
     atomic_uint refs;
-    dd_nccl_group *group;  /* const; a counted reference */
-    dd_nccl_comm *comm;    /* const; a counted reference */
+    dd_nccl_group *group;  /* const; owned reference */
+    dd_nccl_comm *comm;    /* const; owned reference */
     dd_nccl_window handle; /* const; the registered window */
-    int device;            /* const, like `data` and `nbytes` */
+    int device;            /* const, like `data` and `nbytes`; CUDA device number */
     char *data;
     size_t nbytes;
     dd_list link;          /* guarded by the group's lock; in the group's windows, or in no list */
-    atomic_bool is_closed; /* written under the group's `launch` */
+    atomic_bool is_closed; /* written under the group's lock `launch` */
 };
 
 /* ---- connect.c */
@@ -52,12 +52,12 @@ dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result resul
 
 /* Call NCCL for all operations; in an NCCL group if there are several, or for an estimate. */
 dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
-/* Enqueue a copy within the device. Does nothing for an estimate. */
+/* Enqueue a copy within the device's memory. Does nothing for an estimate. */
 dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
                                  size_t nbytes) DD_MUST_CHECK;
 bool nccl_are_equal(const dd_block *blocks, int n);
-/* Return true for messages, and for collectives that can be made of messages. nccl_check_kind must
- * have accepted the collective. */
+/* Return true for messages, and for collectives that can be made of messages. Call nccl_check_kind
+ * for the collective before. */
 bool nccl_may_have_messages(const dd_nccl_op *op);
 /* Return true if the operation uses sends, receives or one-sided calls, but no NCCL collective. */
 bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
@@ -67,7 +67,7 @@ bool nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op);
 /* Return true, once, if NCCL may wait for other ranks in this call: it is the first of its kind and
  * size on the channel, and the caller can be interrupted. The caller must hold `launch`. */
 bool nccl_may_connect(nccl_launch *launch);
-/* Run `post` on its own thread. If the caller is interrupted, fail the group to end NCCL's call. */
+/* Run `post` on a separate thread. If the caller is interrupted, fail the group to end `post`. */
 dd_status nccl_post_on_thread(nccl_launch *launch, dd_status (*post)(nccl_launch *launch)) DD_MUST_CHECK;
 
 /* ---- run.c */
@@ -84,7 +84,7 @@ dd_status nccl_launch_find_capture(nccl_launch *launch);
 /* ---- check.c */
 
 dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
-/* Check that NCCL has the collective. */
+/* Check that NCCL has this kind of collective. */
 dd_status nccl_check_kind(dd_coll coll, dd_error *err) DD_MUST_CHECK;
 
 /* ---- wire.c */

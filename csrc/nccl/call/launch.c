@@ -50,7 +50,7 @@ make_scalar(const dd_reduction *reduction, void *out)
     }
 }
 
-/* Set NCCL's dtype and operation; for PREMUL_SUM create one, which end_reduction destroys. */
+/* Set NCCL's dtype and operation. For PREMUL_SUM, create an operation; call end_reduction after. */
 static dd_status
 begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
 {
@@ -260,21 +260,21 @@ scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
 
 /* ---- the NCCL calls of each collective */
 
-/* When to use NCCL's own call for a collective. All ranks must decide the same. */
+/* Condition for using NCCL's own call for a collective. All ranks must decide the same. */
 typedef enum native_when {
     NATIVE_ALWAYS,
     NATIVE_IF_OUTPUTS_ARE_EQUAL,
     NATIVE_IF_INPUTS_ARE_EQUAL,
-    /* is_flat is set, and NCCL has the call; ranks compare settings and versions when they meet */
+    /* if is_flat is set and NCCL has the call: ranks have compared their settings and versions */
     NATIVE_IF_FLAT,
 } native_when;
 
 typedef struct launch_row {
     dd_nccl_item_kind item; /* NCCL's own call for the collective */
-    bool counts_output;     /* the call's count is the output's size; if false, the input's */
+    bool counts_output;     /* the call's count is the size of the output, not of the input */
     native_when when;
     dd_nccl_capability capability; /* NCCL function that NATIVE_IF_FLAT needs */
-    /* Used if NCCL's own call cannot be: several calls in an NCCL group. */
+    /* Several calls in an NCCL group, used if NCCL's own call cannot be used. */
     dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op);
     bool has_messages; /* `grouped` consists of sends and receives */
 } launch_row;
@@ -328,7 +328,7 @@ nccl_is_made_of_messages(const dd_nccl_group *group, const dd_nccl_op *op)
     return nccl_may_have_messages(op) && (op->kind != DD_NCCL_OP_COLL || !is_native(group, op));
 }
 
-/* Use NCCL's own call for a collective, with `staged`, unless NULL, instead of its blocks. */
+/* Use NCCL's own call for a collective, with `staged` instead of its blocks if it is not NULL. */
 static dd_status
 post_native(nccl_launch *launch, const dd_nccl_op *op, void *staged)
 {
@@ -394,7 +394,7 @@ end_estimate(const nccl_launch *launch)
     return result;
 }
 
-/* Call NCCL for all operations. An NCCL group costs time, so use one only if it is needed. */
+/* Call NCCL for all operations. Use an NCCL group only if it is needed, because it costs time. */
 static dd_status
 post_ops(nccl_launch *launch)
 {

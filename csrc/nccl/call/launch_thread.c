@@ -2,7 +2,7 @@
  * separate thread, so that the caller can be interrupted. */
 #include "nccl/call/internal.h"
 
-/* Return the number of bits of nbytes: at powers of two NCCL may change the algorithm. */
+/* Return the number of bits of a size: NCCL may change the algorithm at powers of two. */
 static unsigned
 size_class(size_t nbytes)
 {
@@ -28,7 +28,7 @@ connected_size(const dd_nccl_group *group, const dd_nccl_op *op)
     return dd_coll_noutputs(args->coll, is_root, group->size) > 0 ? args->outputs[0].nbytes : 0;
 }
 
-/* Return the bit of a call's kind, peer and size. If calls share a bit, the first may connect. */
+/* Return a call's bit, by its kind, peer and size; different calls may share a bit. */
 static unsigned
 connected_bit(const dd_nccl_group *group, const dd_nccl_op *op)
 {

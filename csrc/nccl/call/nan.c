@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define PIECE_NBYTES ((size_t)1 << 18)
-/* Bits for a float's index in a report; above them is the input's number. No device has more. */
+/* Number of a report's low bits for a float's index; the bits above are the input's number. */
 #define NAN_INDEX_BITS 40
 
 /* Format of a dtype's floats. A float is NaN if its bits without the sign are at least `limit`. */
@@ -26,14 +26,14 @@ typedef struct nan_format {
 
 /* One input of a call. */
 typedef struct nan_location {
-    size_t op; /* index of the operation; the call has `nops` */
+    size_t op; /* index of the operation among the call's `nops` */
     size_t nops;
-    int index; /* index of the input; the operation has `ninputs` */
+    int index; /* index of the input among the operation's `ninputs` */
     int ninputs;
     nan_format format;
 } nan_location;
 
-/* The position before the first input, to start next_input. */
+/* Start value for next_input: the position before the first input. */
 #define NAN_FIRST ((nan_location){.index = -1})
 
 struct nccl_nan_captured {
@@ -100,7 +100,7 @@ nan_index(uint64_t reported)
 
 /* ---- the inputs of a call */
 
-/* Return an operation's inputs; NULL if none has floats. Sets place->ninputs and place->format. */
+/* Return an operation's inputs; NULL if none has floats. Sets location->ninputs and ->format. */
 static const dd_block *
 inputs_of(const nccl_launch *launch, const dd_nccl_op *op, nan_location *location)
 {
@@ -178,7 +178,7 @@ wait_for_stream(nccl_launch *launch, const dd_wait *wait)
     }
 }
 
-/* Enqueue a kernel for each input of the call. The inputs are numbered from `first`. */
+/* Enqueue a kernel for each input of the call. The inputs get numbers from `first` on. */
 static dd_status
 enqueue_kernels(nccl_launch *launch, uint64_t first, dd_cuda_nan_report *report)
 {
@@ -249,7 +249,7 @@ check_on_device(nccl_launch *launch)
 
 /* ---- search by the host */
 
-/* Return the index of the first NaN among n little-endian floats, or n. */
+/* Return the index of the first NaN among n little-endian floats; n if there is none. */
 static size_t
 find_nan(const nan_format *format, const char *data, size_t n)
 {
@@ -342,7 +342,7 @@ reserve_locked(dd_nccl_group *group, size_t n, dd_error *err)
     return DD_OK;
 }
 
-/* Store the call's inputs in the group, to describe a NaN later. They are numbered from *first. */
+/* Store the call's inputs in the group, to describe a NaN later. Set *first to the first index. */
 static dd_status
 save_inputs(nccl_launch *launch, uint64_t *first)
 {
@@ -351,7 +351,7 @@ save_inputs(nccl_launch *launch, uint64_t *first)
     nccl_nan_captured item = {.origin = nccl_work_origin(launch->work), .location = NAN_FIRST};
     item.origin.is_captured = true;
     nccl_work_print(launch->work, item.call);
-    item.origin.call_len += 1; /* one more, because ": " replaces the space at the end */
+    item.origin.call_len += 1; /* also counts ": ", which replaces the last space */
     dd_lock_take(&group->lock);
     dd_status status = reserve_locked(group, n, launch->err);
     *first = group->nan_captures.count;

@@ -9,7 +9,7 @@ deadline_of(int64_t start_ns, int64_t timeout_ns)
     return timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
 }
 
-/* Enter the call in the recorder, under the lock that numbers works, so that both count alike. */
+/* Enter the call in the recorder, under the lock that numbers works, so that the numbers match. */
 static void
 begin_record_locked(nccl_launch *launch)
 {
@@ -56,7 +56,7 @@ work_begin(nccl_launch *launch)
     return DD_OK;
 }
 
-/* Withdraw the work of a failed call; if NCCL was not called, also its number and its record. */
+/* Withdraw a failed call's work; if NCCL was not called, also the work's number and record. */
 static void
 withdraw_locked(nccl_launch *launch)
 {
@@ -112,7 +112,7 @@ work_finish(nccl_launch *launch, dd_status status)
         dd_error_prepend(&cause, "%s", call);
         nccl_work_describe(work, launch->err, launch->err);
         nccl_origin origin = nccl_work_origin(work);
-        origin.call_len += 1; /* one more, because ": " replaces the space at the end */
+        origin.call_len += 1; /* also counts ": ", which replaces the last space */
         nccl_group_end(group, &cause, &origin, NCCL_END_FAILED);
     }
     if (!work->is_captured) {
@@ -134,7 +134,7 @@ complete_captured(nccl_work *work)
     (void)dd_work_complete(&work->base.base, NULL);
 }
 
-/* If calls come faster than the watchdog checks, complete works here, to reuse them. */
+/* If calls are faster than the watchdog's checks, complete works here, to reuse their memory. */
 static void
 poll_if_needed(const nccl_launch *launch)
 {
@@ -308,7 +308,7 @@ dd_nccl_group_estimate(dd_nccl_group *group, const dd_nccl_call *call, float *mi
     if (status == DD_OK) {
         status = check_blocking(&launch);
     }
-    bool is_queried = status == DD_OK && group->size > 1; /* one rank: NCCL would execute it */
+    bool is_queried = status == DD_OK && group->size > 1; /* NCCL would execute a single rank's */
     if (is_queried) {
         status = nccl_group_enter_launch(group, wait, launch.err);
     }

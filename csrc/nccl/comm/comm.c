@@ -214,8 +214,8 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
         return DD_OK;
     }
     dd_lock_take(&comm->mu);
-    /* On a nonblocking communicator, the query also completes what NCCL runs on its own thread, as
-     * calls of the thread inside do. So only the thread inside may query, and it does so anyway. */
+    /* On a nonblocking communicator, a query also completes what NCCL runs on its own thread. Only
+     * the thread inside may do that while there is one, and it queries NCCL itself. */
     bool may_query = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
     if (may_query) {
         status = poll_locked(comm, label, &result, err);

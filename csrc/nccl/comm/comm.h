@@ -2,9 +2,9 @@
  *
  * NCCL allows one thread at a time on a communicator, except for aborts and, on blocking
  * communicators, queries for errors. A dd_nccl_comm has a lock for this: the thread that has
- * entered it is called the thread inside. It is ready, aborted (every call returns DD_ABORTED with
- * the reason) or destroyed. It is reference counted. Error messages have NCCL's reasons: the call,
- * the result's name and text, and the text of ncclGetLastError if it is new. */
+ * entered it is called the thread inside. A communicator is ready, aborted (every call returns
+ * DD_ABORTED with the reason) or destroyed. It is reference counted. Error messages have NCCL's
+ * reasons: the call, the result's name and text, and the text of ncclGetLastError if it is new. */
 #ifndef DD_NCCL_COMM_COMM_H
 #define DD_NCCL_COMM_COMM_H
 
@@ -22,7 +22,7 @@ typedef struct dd_nccl_comm dd_nccl_comm;
 
 dd_status dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *err) DD_MUST_CHECK;
 
-/* Parameters of a communicator. lib and cuda must outlive it, but abandoned threads have copies. */
+/* Parameters of a communicator. lib and cuda must outlive it; threads it abandons have copies. */
 typedef struct dd_nccl_comm_spec {
     const dd_nccl_lib *lib;
     const dd_cuda *cuda;
@@ -32,14 +32,14 @@ typedef struct dd_nccl_comm_spec {
     const dd_nccl_config *config; /* copied; if `blocking` is not set, the communicator blocks */
 } dd_nccl_comm_spec;
 
-/* For all functions that create communicators: DD_OP_TIMED_OUT at the deadline, DD_INTERRUPTED,
- * DD_ABORTED if `stop` (may be NULL) becomes true, DD_BACKEND. On failure a nonblocking
- * communicator is aborted; the thread that creates a blocking one is abandoned, because nothing can
- * end its call. The caller's context stays the same. Several ids: scalable init (NCCL 2.23). */
+/* Create a communicator. All functions that create one return DD_OP_TIMED_OUT at the deadline,
+ * DD_INTERRUPTED, DD_BACKEND, or DD_ABORTED if `stop` (may be NULL) becomes true. On failure a
+ * nonblocking communicator is aborted; the thread that creates a blocking one is abandoned, as
+ * nothing can end NCCL's call. The current context stays the same. Several ids need NCCL 2.23. */
 dd_status dd_nccl_comm_init(const dd_nccl_comm_spec *spec, const dd_nccl_unique_id *ids, int nids,
                             dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
-/* Split a communicator (NCCL 2.18). A rank with DD_NCCL_NO_COLOR must call too: *comm is NULL. */
+/* Split a communicator (NCCL 2.18). A rank with DD_NCCL_NO_COLOR must call it too; it gets NULL. */
 dd_status dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_nccl_config *config,
                              dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
@@ -47,13 +47,13 @@ dd_status dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_
 typedef struct dd_nccl_exclusion {
     const int *ranks;
     int nranks;
-    bool is_abort; /* the parent has failed: NCCL aborts its operations */
+    bool is_abort; /* the parent has failed: NCCL aborts the parent's operations */
 } dd_nccl_exclusion;
 dd_status dd_nccl_comm_shrink(dd_nccl_comm *parent, const dd_nccl_exclusion *excluded,
                               const dd_nccl_config *config, dd_nccl_comm **comm, const atomic_bool *stop,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Grow to `size` ranks (NCCL 2.29). Members pass their parent; the spec's rank is then ignored. New
- * ranks pass parent NULL, a spec, and the id that a root got from dd_nccl_comm_grow_id. */
+/* Grow to spec->size ranks (NCCL 2.29). Members pass their parent; spec->rank is then ignored. New
+ * ranks pass NULL as parent, and the id that a root got from dd_nccl_comm_grow_id. */
 dd_status dd_nccl_comm_grow_id(dd_nccl_comm *parent, dd_nccl_unique_id *id, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_nccl_unique_id *id,
                             dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
@@ -63,7 +63,7 @@ dd_status dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, con
                                 dd_nccl_comm **comms, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 dd_nccl_comm *dd_nccl_comm_acquire(dd_nccl_comm *comm);
-/* The last release destroys the communicator, unless ended or from before a fork. May be NULL. */
+/* May be NULL. The last release destroys the communicator, unless it ended or predates a fork. */
 void dd_nccl_comm_release(dd_nccl_comm *comm);
 
 int dd_nccl_comm_rank(const dd_nccl_comm *comm);
@@ -84,12 +84,12 @@ uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
 dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                              dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_comm_leave(dd_nccl_comm *comm);
-/* Return the ncclGetLastError text to pass to dd_nccl_check; only for the thread inside. The text
- * was saved when the thread entered or, if `result` may have an older cause (such as a lost
- * connection), when the communicator was last healthy. */
+/* Return the ncclGetLastError text to pass to dd_nccl_check as `before`; only for the thread
+ * inside. The text was saved when the thread entered or, if `result` may have an older cause (such
+ * as a lost connection), when the communicator was last healthy. */
 const dd_nccl_last_error *dd_nccl_comm_before(const dd_nccl_comm *comm, dd_nccl_result result);
 /* Wait until NCCL has finished the current call on a nonblocking communicator; DD_OK for a blocking
- * one. The thread inside may call it, so that NCCL does not refuse other threads' calls. */
+ * one. For the thread inside, before it leaves: until then, NCCL refuses other threads' calls. */
 dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *label, const atomic_bool *stop,
                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
@@ -101,45 +101,46 @@ dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
  * other threads do with the communicator. Idempotent; the first reason stays. Kernels under way
  * end. May block in NCCL: a caller that must not block needs a separate thread.
  *
- * If a thread is in a call on a communicator that NCCL frees, it would access freed memory. So
- * the handle is freed when no thread is inside. A thread inside a nonblocking communicator
- * leaves quickly. Inside a blocking one it may wait for ranks that never join, for example in
- * its first collective; NCCL 2.22.3 and newer can end that call before anything is freed. If
- * the thread stays nevertheless, the result is DD_OP_TIMED_OUT after 5 s, and the abort
- * finishes when it leaves. Older versions free the handle after 1 s with the thread inside:
- * nothing else would end its call. */
+ * A thread that is in a call on a handle would access freed memory if NCCL freed the handle. So the
+ * handle is freed when no thread is inside. A thread inside a nonblocking communicator leaves
+ * quickly. Inside a blocking one it may wait for ranks that never join, for example in its first
+ * collective; NCCL 2.22.3 and newer can end that call before anything is freed. If the thread stays
+ * nevertheless, the result is DD_OP_TIMED_OUT after 5 s, and the abort finishes when it leaves.
+ * Older versions free the handle after 1 s with the thread inside: nothing else would end its
+ * call. */
 dd_status dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err);
-/* Abort the communicator, but of those split from it only the ones that share its resources. */
+/* Abort the communicator, and of those split from it only the ones that share its resources. */
 dd_status dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err);
 
 /* The object that uses a communicator, such as a group. The owner must fail before NCCL aborts the
- * communicator because of a relative: otherwise its operations would look successful. */
+ * communicator along with a related one: otherwise operations would look successful. try_acquire is
+ * called under a lock; it returns false if the owner is ending. */
 typedef struct dd_nccl_comm_owner {
     void *ctx;
-    bool (*try_acquire)(void *ctx);               /* false if owner is ending; under a lock */
+    bool (*try_acquire)(void *ctx);
     void (*abort)(void *ctx, const char *reason); /* abort without waiting, and release the owner */
 } dd_nccl_comm_owner;
 /* Set the owner; NULL removes it. */
 void dd_nccl_comm_set_owner(dd_nccl_comm *comm, const dd_nccl_comm_owner *owner);
-/* Finalise: wait until NCCL has executed everything enqueued. Must be followed by destroy. */
+/* Finalise: wait until NCCL has executed everything enqueued. The caller must then call destroy. */
 dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 /* Destroy the communicator. Waits without a limit for a thread inside, and for NCCL. */
 dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
 /* Destroy the communicator within `wait`. While another thread is inside, DD_OP_TIMED_OUT and
- * DD_INTERRUPTED leave the communicator unchanged. Once NCCL has begun, a background thread
- * finishes after DD_INTERRUPTED, or the deadline (then DD_OK): NCCL frees memory, and so waits for
- * all work on the device. If that thread cannot be created, the caller waits for NCCL. */
+ * DD_INTERRUPTED leave the communicator unchanged. Once NCCL has begun, which waits for all work on
+ * the device, a background thread finishes after DD_INTERRUPTED or the deadline (then DD_OK). If
+ * that thread cannot be created, the caller waits for NCCL. */
 dd_status dd_nccl_comm_destroy_within(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* All functions below return DD_NOT_SUPPORTED if NCCL is too old, with the version needed. */
-dd_status dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK; /* NCCL 2.28.7 */
-/* NCCL 2.29.7. All ranks must call suspend and resume; each of them waits for the other ranks. */
+/* The functions below return DD_NOT_SUPPORTED if NCCL is older than the version noted. */
+dd_status dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK; /* since 2.28.7 */
+/* Since NCCL 2.29.7. All ranks must call suspend and resume; each call waits for all ranks. */
 dd_status dd_nccl_comm_suspend(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_resume(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err) DD_MUST_CHECK;
 
-/* Get NCCL's properties (2.29.2). Sets only fields that this NCCL has: DD_NCCL_PROPERTY_LIST. */
+/* Get NCCL's properties of the communicator (2.29.2). Sets only the fields that this NCCL has. */
 dd_status dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties,
                                   dd_error *err) DD_MUST_CHECK;
 

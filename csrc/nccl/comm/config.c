@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* NCCL's own bounds of minCTAs and maxCTAs. If only one of the two is set, the other gets its bound
- * here, because NCCL up to 2.30.7 refuses a single one. */
+/* NCCL's own bounds of minCTAs and maxCTAs. If only one of the two is set, the other is set to its
+ * bound, because NCCL up to 2.30.7 refuses a configuration with only one. */
 #define MIN_CTAS 1
 #define MAX_CTAS 64
 
@@ -23,7 +23,7 @@
 static const dd_nccl_config_field FIELDS[] = {DD_NCCL_CONFIG_FIELDS(FIELD)};
 static const dd_nccl_config_field COLL_FIELDS[] = {DD_NCCL_COLL_CONFIG_FIELDS(COLL_FIELD)};
 
-/* Return the configuration's values, of either kind, as bytes. */
+/* Return the address of the configuration's values, of either kind, as bytes. */
 static char *
 bytes_of(const dd_nccl_config *config)
 {
@@ -150,7 +150,7 @@ dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_confi
     return status;
 }
 
-/* Check that this NCCL knows all fields that are set: it would ignore unknown fields. */
+/* Check that this NCCL knows all fields that are set, because it would ignore an unknown field. */
 static dd_status
 check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err)
 {
@@ -167,7 +167,7 @@ check_fields(const dd_nccl_config *config, const dd_nccl_lib *lib, dd_error *err
 }
 
 /* Return the struct version to pass: NCCL reads the fields of that version, and resets the rest.
- * The size is always the newest struct's: otherwise NCCL would read past a shorter struct. */
+ * Always pass the newest struct's size with it: NCCL would read past a shorter struct. */
 static unsigned
 version_for(const dd_nccl_lib *lib)
 {
@@ -250,7 +250,7 @@ dd_nccl_coll_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,
     packed->version = version_for(lib);
     packed->algSelection = packed_text(config->texts[0]);
     if (packed->forceAlgSelection == DD_NCCL_UNDEFINED_INT) {
-        packed->forceAlgSelection = 1; /* the default of NCCL's initialiser */
+        packed->forceAlgSelection = 1; /* default of NCCL's initialiser */
     }
     complete_ctas(&packed->minCTAs, &packed->maxCTAs);
     return DD_OK;

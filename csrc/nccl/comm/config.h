@@ -15,7 +15,7 @@
 typedef enum dd_nccl_field_type {
     DD_NCCL_FIELD_INT,
     DD_NCCL_FIELD_TEXT,
-    DD_NCCL_FIELD_WORD, /* 64 bits; in dd_nccl_config_value, `number` holds the bits */
+    DD_NCCL_FIELD_WORD, /* 64 bits, stored as dd_nccl_config_value.number */
 } dd_nccl_field_type;
 
 typedef struct dd_nccl_config_field {
@@ -31,18 +31,18 @@ typedef struct dd_nccl_config_value {
     bool is_set;
     bool is_text;
     long long number;
-    const char *text; /* borrowed: by set from the caller, by get from the configuration */
+    const char *text; /* borrowed from the caller (set), or from the configuration (get) */
 } dd_nccl_config_value;
 
 /* A configuration: ncclConfig_t (communicators) or ncclCollConfig_t (collectives, NCCL 2.31.2). */
 typedef struct dd_nccl_config {
     const dd_nccl_config_field *fields; /* table of the fields of this kind of configuration */
     size_t nfields;
-    union { /* incomplete: the head and the texts are written by pack */
+    union { /* incomplete: pack adds the struct's head and the texts */
         dd_nccl_abi_config values;
         dd_nccl_abi_coll_config coll_values;
     };
-    char texts[2][DD_NCCL_CONFIG_TEXT_MAX]; /* text fields' values, in order; "" if not set */
+    char texts[2][DD_NCCL_CONFIG_TEXT_MAX]; /* values of the text fields, in order; "" if not set */
 } dd_nccl_config;
 
 void dd_nccl_config_init(dd_nccl_config *config);
@@ -54,9 +54,9 @@ dd_status dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_
                              dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_config_get(const dd_nccl_config *config, const char *name, dd_nccl_config_value *value,
                              dd_error *err) DD_MUST_CHECK;
-bool dd_nccl_config_is_blocking(const dd_nccl_config *config); /* true if `blocking` is not set */
+bool dd_nccl_config_is_blocking(const dd_nccl_config *config); /* true by default */
 /* Pack the configuration for NCCL, which copies it; `packed` points into `config`. DD_NOT_SUPPORTED
- * names a field that is set but unknown to this NCCL, and the version that has it. */
+ * if this NCCL lacks a field that is set; the message names the field and the version needed. */
 dd_status dd_nccl_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,
                               dd_nccl_abi_config *packed, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_coll_config_pack(const dd_nccl_config *config, const dd_nccl_lib *lib,

@@ -5,8 +5,8 @@
 
 #include <stdio.h>
 
-/* First version that can abort in two steps: an abort inside an NCCL group ends calls of other
- * threads on the communicator, and the end of the NCCL group frees the communicator. */
+/* First NCCL version that can abort in two steps: an abort in an NCCL group ends other threads'
+ * calls on the communicator, and the end of the NCCL group frees the communicator. */
 #define ABORTS_IN_GROUPS_SINCE 22203
 
 /* Abort or destroy a handle that take_handle_locked has removed from the communicator. */
@@ -49,19 +49,19 @@ take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
 typedef enum end_kind {
     END_DESTROY,
     END_ABORT,              /* wait until no thread is inside, then abort */
-    END_ABORT_IN_TWO_STEPS, /* end the call of the thread inside, wait, then free */
+    END_ABORT_IN_TWO_STEPS, /* end the call of the thread inside, wait until it leaves, then free */
 } end_kind;
 
 typedef struct pending_end {
     atomic_uint refs;   /* references: one for the caller, one for the thread */
-    dd_nccl_comm *comm; /* a counted reference */
+    dd_nccl_comm *comm; /* owned reference */
     dd_nccl_comm_handle handle;
     end_kind kind;
-    dd_nccl_lib lib; /* a copy, like cuda and context: the thread may outlive the originals */
+    dd_nccl_lib lib; /* copy, like cuda and context: the thread may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
-    struct pending_end *next; /* used only by the caller */
-    bool is_done;             /* guarded by comm->mu; `status` and `error` are valid */
+    struct pending_end *next; /* next in the caller's list; used only by the caller */
+    bool is_done;             /* guarded by comm->mu; `status` and `error` are final */
     dd_status status;
     dd_error error;
 } pending_end;
@@ -119,7 +119,7 @@ end_now(const pending_end *pending)
     case END_DESTROY:
         return pending->lib.api.ncclCommDestroy(pending->handle);
     case END_ABORT:
-        if (pending->comm->is_blocking) { /* this NCCL cannot end the call of a thread inside */
+        if (pending->comm->is_blocking) { /* this NCCL cannot end another thread's call */
             (void)has_left_within(pending->comm, DD_NCCL_LEAVE_NS);
         } else {
             wait_until_left(pending->comm);
@@ -155,7 +155,7 @@ run_pending_end(void *arg)
     return NULL;
 }
 
-/* Wait for the thread. After DD_TIMED_OUT and DD_INTERRUPTED the thread goes on. */
+/* Wait for the thread that ends a handle. After DD_TIMED_OUT or DD_INTERRUPTED it continues. */
 static dd_status
 await_pending_end(pending_end *pending, const dd_wait *wait, dd_error *err)
 {
@@ -170,7 +170,7 @@ await_pending_end(pending_end *pending, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* Start the thread. NULL if there is no memory or no thread. */
+/* Start a thread that ends the handle. NULL if there is no memory or no thread. */
 static pending_end *
 start_pending_end(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
 {
@@ -195,7 +195,7 @@ start_pending_end(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind)
     return pending;
 }
 
-/* End the handle on the calling thread, however long that takes: its kernels must end. */
+/* End the handle on the calling thread, however long that takes: the kernels must end first. */
 static dd_status
 end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error *err)
 {
@@ -203,7 +203,7 @@ end_here(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, dd_error
     return end_handle(comm, handle, kind != END_DESTROY, err);
 }
 
-/* End the handle on a thread, which goes on after DD_TIMED_OUT (err not set) and DD_INTERRUPTED. */
+/* End the handle on a thread that continues after DD_TIMED_OUT (err not set) or DD_INTERRUPTED. */
 static dd_status
 end_late(dd_nccl_comm *comm, dd_nccl_comm_handle handle, end_kind kind, const dd_wait *wait, dd_error *err)
 {
@@ -242,7 +242,7 @@ abort_during_call(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
                               dd_nccl_comm_print(comm, name, sizeof name), dd_wait_elapsed_s(&patience));
 }
 
-/* Remove the handle and set the reason; NULL if the communicator has ended. */
+/* Take out the handle to abort it, and set the reason. NULL if the communicator has ended. */
 static dd_nccl_comm_handle
 comm_take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
 {
@@ -257,7 +257,7 @@ comm_take_to_abort(dd_nccl_comm *comm, const char *reason, bool *is_inside)
     return handle;
 }
 
-/* Start aborting a relative that has no owner. NULL if the caller need not wait for anything. */
+/* Start aborting a related communicator without an owner. NULL if there is nothing to wait for. */
 static pending_end *
 start_abort(dd_nccl_comm *comm, const char *reason)
 {
@@ -274,8 +274,8 @@ start_abort(dd_nccl_comm *comm, const char *reason)
     return pending;
 }
 
-/* Abort the relatives. Must be called before NCCL aborts comm: they may share an abort flag, and
- * then their operations would look successful. */
+/* Abort the related communicators. Must be called before NCCL aborts comm: NCCL may have one abort
+ * flag for all of them, and their operations would then look successful. */
 static pending_end *
 abort_relatives(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach)
 {
@@ -325,8 +325,8 @@ abort_comm(dd_nccl_comm *comm, const char *reason, dd_nccl_reach reach, dd_error
     }
     pending_end *relatives = abort_relatives(comm, reason, reach);
     if (is_inside && !can_abort_in_two_steps(comm)) {
-        /* A blocking communicator gets here only if NCCL is too old for END_ABORT_IN_TWO_STEPS: it
-         * is freed even if the thread stays inside. */
+        /* NCCL is too old for END_ABORT_IN_TWO_STEPS if the communicator is blocking: free it even
+         * if the thread stays inside. */
         is_inside = !has_left_within(comm, DD_NCCL_LEAVE_NS) && !comm->is_blocking;
     }
     status = is_inside ? abort_during_call(comm, handle, err) : end_handle(comm, handle, true, err);
@@ -351,7 +351,7 @@ dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err)
 #define HAS_FAILED "it had failed, and was destroyed"
 
 /* Remove the handle once no thread is inside; *handle is NULL if the communicator has ended. Sets
- * *must_abort if it has failed: destroying it would wait for ranks that may be lost. */
+ * *must_abort if it has failed, because destroying it would wait for ranks that may be lost. */
 static dd_status
 take_to_destroy(dd_nccl_comm *comm, const dd_wait *wait, dd_nccl_comm_handle *handle, bool *must_abort,
                 dd_error *err)

@@ -13,7 +13,7 @@
 #include "core/lock.h"
 
 static dd_lock family_lock = DD_LOCK_INITIALIZER(DD_LOCK_NCCL_FAMILY);
-static dd_list members = {&members, &members}; /* guarded by family_lock: all that have relatives */
+static dd_list members = {&members, &members}; /* guarded by family_lock; has all relatives */
 
 void
 dd_nccl_family_add(dd_nccl_comm *parent, dd_nccl_comm *child, bool is_split, bool shares)
@@ -58,7 +58,7 @@ dd_nccl_family_mark_abort(dd_nccl_comm *comm, dd_nccl_reach reach)
     dd_lock_release(&family_lock);
 }
 
-/* Return the reason why an abort must also end the communicator; NULL if none must. */
+/* Return why an abort must also end this communicator; NULL if none must. */
 static const char *
 why_reached_locked(const dd_nccl_comm *comm)
 {
@@ -74,7 +74,7 @@ why_reached_locked(const dd_nccl_comm *comm)
     return NULL;
 }
 
-/* Return false if the last reference has been released. */
+/* Acquire a communicator. Return false if its last reference has been released. */
 static bool
 try_acquire(dd_nccl_comm *comm)
 {
@@ -99,7 +99,7 @@ dd_nccl_family_next(dd_nccl_comm_owner *owner, const char **why)
         if (try_acquire(comm)) {
             found = comm;
         } else {
-            node = members.next; /* restart: comm is ending, its children may be earlier */
+            node = members.next; /* restart: the children of an ending comm may be earlier */
         }
     }
     *owner = (dd_nccl_comm_owner){0};

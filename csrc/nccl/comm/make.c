@@ -41,7 +41,7 @@ task_set_ids(dd_nccl_task *t, const dd_nccl_unique_id *ids, int nids, dd_error *
     return t->ids != NULL ? DD_OK : dd_error_no_memory(err, size);
 }
 
-/* Set the configuration. If it is NULL, a child gets its parent's settings, others get NCCL's. */
+/* Set the configuration. If there is none, a child gets its parent's settings, others NCCL's. */
 static dd_status
 task_set_config(dd_nccl_task *t, const dd_nccl_config *config, dd_error *err)
 {
@@ -269,7 +269,7 @@ dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_
     return run_child(t, "ncclCommGrow", spec->config, comm, stop, wait, err);
 }
 
-/* Return false if NCCL must not finalise the communicator: it is revoked or aborted by a shrink. */
+/* Return false if NCCL must not finalise a communicator: it is revoked, or a shrink aborted it. */
 static bool
 may_finalize(dd_nccl_comm *comm)
 {

@@ -2,7 +2,7 @@
 #include "nccl/comm/internal.h"
 
 #include "core/lock.h"
-/* A short NCCL call on the calling thread. */
+/* A short NCCL call on the calling thread, between management_begin and management_end. */
 typedef struct management {
     dd_nccl_comm *comm;
     dd_cuda_guard guard;
@@ -94,7 +94,7 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     if (status != DD_OK) {
         return status;
     }
-    /* NCCL refuses a version above its own, and writes only the fields that the version has */
+    /* NCCL refuses a version newer than its own, and writes only the fields of that version */
     int version = comm->lib->version;
     *properties = (dd_nccl_abi_properties){
         .size = sizeof *properties,
@@ -105,10 +105,10 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     return management_end(&call, result, "ncclCommQueryProperties", err);
 }
 
-/* Since this version, memory must be from ncclMemAlloc; older ones return no window otherwise. */
+/* First NCCL that fails for window memory not from ncclMemAlloc; older ones return no window. */
 #define WINDOWS_NEED_MAPPED_MEMORY_SINCE 22803
 
-/* Check a window's memory first: an error of NCCL would break a nonblocking communicator. */
+/* Check a window's memory before NCCL does: NCCL's error would break a nonblocking communicator. */
 static dd_status
 check_window_memory(const dd_nccl_comm *comm, void *data, dd_error *err)
 {

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Data of a rank; a root's id or error follows. Native byte order: NCCL needs hosts of one kind. */
+/* Data that a rank publishes, then a root's id or error. Native byte order: hosts must be alike. */
 typedef struct rank_info {
     int32_t version;
     int32_t device;
@@ -15,7 +15,7 @@ typedef struct rank_info {
     uint64_t encryption; /* dd_nccl_lib.encryption */
     char host[DD_HOST_NAME_MAX];
     int32_t nids;
-    int32_t status; /* on a root: result of creating the id */
+    int32_t status; /* result of creating the unique id; used on roots */
     int32_t has_grouped_messages;
     int32_t unused; /* 0; avoids uninitialised padding */
 } rank_info;
@@ -129,7 +129,7 @@ rank_info_of(const comm_meeting *e, int rank, rank_info *out, dd_error *err)
 
 /* ---- conclusions, which are the same on every rank */
 
-/* Copy the i-th id from the data of its root. */
+/* Copy the i-th unique id from the data that its root has published. */
 static dd_status
 take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
 {
@@ -156,7 +156,7 @@ take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
     return status;
 }
 
-/* Set the error if of rank 0 and `rank` only one uses grouped messages. */
+/* Set the error for rank 0 and `rank`, of which only one uses grouped messages. */
 static dd_status
 set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
 {
@@ -168,7 +168,7 @@ set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
                         name_of_rank(e->m, is_first_grouped ? rank : 0));
 }
 
-/* Set the error if only one of two ranks encrypts, or if their keys differ. */
+/* Set the error for two ranks of which only one encrypts, or which have different keys. */
 static dd_status
 refuse_encryption(const comm_meeting *e, const rank_info *first, int rank, const rank_info *other,
                   dd_error *err)

@@ -3,9 +3,9 @@
  *
  * The rendezvous is meet/meeting.h. Each rank publishes an info: NCCL's version, host, process,
  * device, settings, and, on a root, its unique id or the reason why it has none. Every rank reads
- * all of them and draws the same conclusion: the ids, or why there is no communicator. The
- * same ranks may meet again under the same prefix, after success or failure. A rank that joins
- * after the other ranks have cancelled fails immediately. */
+ * all infos and draws the same conclusion: the ids, or why there is no communicator. The same ranks
+ * may meet again under the same prefix, after success or failure. A rank that joins after the other
+ * ranks have cancelled fails immediately. */
 #ifndef DD_NCCL_COMM_MEET_H
 #define DD_NCCL_COMM_MEET_H
 
@@ -22,15 +22,15 @@ typedef struct dd_nccl_meeting {
     dd_store *store;
     /* Prefix of the store keys: "nccl/NAME/all", or "nccl/NAME/pair/2:5" for two ranks. */
     dd_bytes prefix;
-    uint64_t use;     /* number of the communicator among those with this prefix */
-    int rank;         /* this rank in the rendezvous, 0 .. size - 1 */
+    uint64_t use;     /* sequence number of the communicator among those with this prefix */
+    int rank;         /* number of this rank in the rendezvous, 0 .. size - 1 */
     int size;         /* number of ranks that meet; at least 1 */
-    const int *names; /* ranks in the group, for error messages; NULL if equal to ranks here */
+    const int *names; /* group rank of each rank here, for errors; NULL if the same */
     int device;       /* this rank's CUDA device, for error messages */
     bool has_grouped_messages;
 } dd_nccl_meeting;
 
-/* Return the number of unique ids: with scalable init one per ranks_per_root ranks, else one. */
+/* Return the number of unique ids: for scalable init one per ranks_per_root ranks, else one. */
 int dd_nccl_meet_nids(const dd_nccl_lib *lib, int size, int ranks_per_root);
 
 /* Meet the other ranks and get the unique ids. All ranks must call it, with the same nids. Errors:

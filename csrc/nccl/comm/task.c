@@ -101,8 +101,8 @@ call_nccl(dd_nccl_task *t)
                                        DD_NCCL_WIN_COLL_SYMMETRIC);
 }
 
-/* Query the parent and the new communicators. Sets *is_ready if none is in progress. The parent
- * comes first: NCCL writes a child's handle while the parent is in progress. */
+/* Query the parent and the new communicators. Sets *is_ready if none is in progress. Queries the
+ * parent first: NCCL writes a child's handle while the parent is in progress. */
 static dd_status
 poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
 {
@@ -171,7 +171,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     return DD_OK;
 }
 
-/* Return a setting as NCCL reads it: from the environment, the configuration, or the parent. */
+/* Return a sharing setting as NCCL reads it: from the environment, configuration or parent. */
 static bool
 has_sharing(const dd_nccl_task *t, const char *variable, int value, bool is_parent_config)
 {
@@ -286,7 +286,7 @@ run_task(void *arg)
 /* ---- the caller */
 
 /* Wait for the thread. On failure abandon it, unless it is done. If the thread is only polling,
- * give it time to abort its communicators: otherwise they could disturb the next attempt. */
+ * give it time to abort its communicators, which could otherwise disturb the next attempt. */
 static dd_status
 await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
@@ -309,7 +309,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     return status;
 }
 
-/* Add new communicators to the parent's family. If the parent has been aborted, abort them. */
+/* Add new communicators to the parent's family. If the parent has been aborted, abort them all. */
 static dd_status
 join_family(dd_nccl_task *t, dd_error *err)
 {

@@ -31,7 +31,7 @@ typedef struct dd_nccl_task {
     dd_nccl_lib lib; /* lib and cuda are copies: a thread that hangs may outlive the originals */
     dd_cuda cuda;
     dd_cuda_context context;
-    dd_nccl_comm *parent; /* a reference, entered while the thread runs; or NULL */
+    dd_nccl_comm *parent; /* owned reference, entered while the thread runs; or NULL */
     dd_nccl_comm_handle parent_handle;
     int rank;
     int size;
@@ -40,11 +40,11 @@ typedef struct dd_nccl_task {
     bool is_abort;
     dd_nccl_unique_id *ids;
     int nids;
-    int *numbers; /* the excluded ranks (shrink) or the devices (init all) */
+    int *numbers; /* excluded ranks (for a shrink), or devices (for init_all) */
     int nnumbers;
     bool has_config;
     dd_nccl_config config;
-    dd_nccl_abi_config packed; /* points into config; what NCCL gets */
+    dd_nccl_abi_config packed; /* configuration for NCCL; points into `config` */
     void *data;                /* memory of the window to register */
     size_t nbytes;
     int ncomms;
@@ -60,10 +60,10 @@ typedef struct dd_nccl_task {
     dd_nccl_last_error before;
     bool is_async; /* the call returned before it was complete, so NCCL must be polled */
     dd_nccl_window window;
-    dd_nccl_comm_handle *handles; /* the new handles; NCCL's own threads also write them */
+    dd_nccl_comm_handle *handles; /* the communicators' handles; NCCL's threads also write them */
 } dd_nccl_task;
 
-/* The library and device of a call. */
+/* The device of a call, with the NCCL and CUDA libraries to use. */
 typedef struct dd_nccl_device_ref {
     const dd_nccl_lib *lib;
     const dd_cuda *cuda;

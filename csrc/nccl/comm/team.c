@@ -14,10 +14,10 @@ struct dd_nccl_team {
     const dd_nccl_lib *lib; /* const, like the next three fields */
     const dd_cuda *cuda;
     int size;
-    int *devices;          /* stored after `comms`, in the same allocation */
+    int *devices;          /* stored after the array `comms`, in the same allocation */
     dd_timed_lock call_mu; /* admits one call at a time; taken before mu */
     dd_lock mu;
-    dd_nccl_comm *comms[]; /* written under both locks, read under either; NULL once taken apart */
+    dd_nccl_comm *comms[]; /* write under call_mu and mu, read under either; NULL if taken apart */
 };
 
 /* ---- one item */
@@ -54,7 +54,7 @@ typedef struct call {
     const dd_wait *wait;
 } call;
 
-/* Enqueue one item. Its device is made current, because a NULL stream is that device's default. */
+/* Enqueue one item. Make its device current: a NULL stream is the current device's default. */
 static dd_status
 enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
 {
@@ -105,7 +105,7 @@ run_group(const call *c, dd_error *err)
     return status;
 }
 
-/* Run the NCCL group, and restore the current context, which the end of the group may change. */
+/* Run the NCCL group, and restore the current context, which ncclGroupEnd may change. */
 static dd_status
 run_entered(const call *c, dd_error *err)
 {
@@ -184,7 +184,7 @@ check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
                      devices[repeated], lib->version_text);
 }
 
-/* Reject one stream for two ranks on a device: the kernels of the two would deadlock. */
+/* Reject one stream for two ranks on a device: the kernels of the two ranks would deadlock. */
 static dd_status
 check_streams(const dd_nccl_team *team, const dd_cuda_stream *streams, dd_error *err)
 {
@@ -228,7 +228,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
         int repeated = status == DD_BACKEND ? find_repeated_device(devices, ndevices) : -1;
-        if (repeated >= 0) { /* ncclCommInitAll does not mention this reason */
+        if (repeated >= 0) { /* a likely reason, which ncclCommInitAll does not report */
             dd_error_prepend(err, "device %d is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
                              devices[repeated]);
         }
@@ -247,7 +247,7 @@ dd_nccl_team_close(dd_nccl_team *team)
     }
     for (int i = 0; i < team->size; i++) {
         if (team->comms[i] != NULL) {
-            /* Destroy it now: abort handles may still hold references. */
+            /* Destroy now, not at the last release: abort handles may still hold references. */
             dd_status status = dd_nccl_comm_destroy(team->comms[i], NULL);
             (void)status;
             dd_nccl_comm_release(team->comms[i]);
@@ -340,7 +340,7 @@ dd_nccl_team_run(dd_nccl_team *team, const char *label, const dd_nccl_item *item
     return status;
 }
 
-/* The abort of one rank's communicator, on a thread. */
+/* A thread's job: to abort one rank's communicator. */
 typedef struct rank_abort {
     dd_nccl_team *team;
     int rank;

@@ -1,4 +1,4 @@
-/* NCCL without a store and a watchdog: one process, with one thread for all devices or for each.
+/* NCCL without a store and a watchdog, in one process: one thread for all devices, or one for each.
  *
  * A team has one communicator for each device, created together; a collective of the team takes one
  * buffer for each device. A team can be taken apart into communicators for separate threads.
@@ -18,7 +18,7 @@ typedef struct dd_nccl_team dd_nccl_team;
  * NCCL_MULTI_RANK_GPU_ENABLE is 1. */
 dd_status dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *devices, int ndevices,
                             dd_nccl_team **team, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Destroy the communicators that the team still owns. Must be the last call. May be NULL. */
+/* Destroy the communicators that the team still owns. Must be the last call. `team` may be NULL. */
 void dd_nccl_team_close(dd_nccl_team *team);
 
 int dd_nccl_team_size(const dd_nccl_team *team);
@@ -33,14 +33,14 @@ dd_status dd_nccl_team_run(dd_nccl_team *team, const char *label, const dd_nccl_
                            dd_error *err) DD_MUST_CHECK;
 /* Return a rank's communicator, acquired, as an abort handle; NULL once the team is taken apart. */
 dd_nccl_comm *dd_nccl_team_acquire_comm(dd_nccl_team *team, int rank);
-/* Abort all communicators in parallel; from any thread, even during dd_nccl_team_run. */
+/* Abort all communicators in parallel. Any thread may call it, even during dd_nccl_team_run. */
 dd_status dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err);
 /* Move all communicators, with the team's references, to `comms` in rank order. `comms` must have
  * `size` elements. Waits until another thread's call on the team has returned. */
 dd_status dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, const dd_wait *wait,
                                   dd_error *err) DD_MUST_CHECK;
 
-/* Enqueue all items in one NCCL group on `comm`, for one of several threads or processes. */
+/* Enqueue all items in one NCCL group on `comm`. Each rank has its own thread or process. */
 dd_status dd_nccl_comm_run(dd_nccl_comm *comm, const char *label, const dd_nccl_item *items, int nitems,
                            dd_cuda_stream stream, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

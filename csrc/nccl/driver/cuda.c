@@ -11,8 +11,8 @@
 
 /* The process's context and memory pool on a device. */
 typedef struct held_device {
-    dd_cuda_context context; /* NULL before its first use */
-    dd_cuda_pool pool;       /* NULL before its first use, or if the device has no pools */
+    dd_cuda_context context; /* NULL before the first use */
+    dd_cuda_pool pool;       /* NULL before the first use, or if the device has no pools */
     bool has_queried_pool;
 } held_device;
 
@@ -35,7 +35,7 @@ static const dd_dylib_spec CUDA_SPEC = {.label = "the CUDA driver",
                                         .symbols = CUDA_SYMBOLS,
                                         .nsymbols = sizeof CUDA_SYMBOLS / sizeof CUDA_SYMBOLS[0]};
 
-/* Initialise the driver. All failures are DD_NOT_SUPPORTED: they depend on the machine. */
+/* Initialise the driver. Every failure is DD_NOT_SUPPORTED, because it depends on the machine. */
 static dd_status
 start_driver(dd_cuda *cuda, dd_error *err)
 {
@@ -107,7 +107,7 @@ dd_cuda_open(const char *explicit_path, dd_cuda **opened, dd_error *err)
     return DD_OK;
 }
 
-/* Release a device's pool and context. Ignore failures: the process is ending. */
+/* Release a device's pool and context. Ignore failures, because the process is ending. */
 static void
 release_device(const dd_cuda *cuda, int device)
 {

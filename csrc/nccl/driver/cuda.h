@@ -15,16 +15,16 @@ typedef struct dd_cuda_contexts dd_cuda_contexts;
 typedef struct dd_cuda {
     dd_cuda_api api;
     const char *path;           /* path of the loaded library */
-    int driver_version;         /* 13000 for CUDA 13.0 */
+    int driver_version;         /* CUDA version of the driver, such as 13000 for 13.0 */
     int ndevices;               /* number of devices; at least 1 */
-    dd_cuda_contexts *contexts; /* owned; has its own lock */
-    dd_cuda_nan *nan;           /* owned; has its own lock */
+    dd_cuda_contexts *contexts; /* owned; devices' contexts and pools; has its own lock */
+    dd_cuda_nan *nan;           /* owned; kernels that search for NaN; has its own lock */
 } dd_cuda;
 
 /* Load the driver; explicit_path may be NULL. DD_NOT_SUPPORTED if there is no driver (the message
  * has each path tried and why it failed) or no device. */
 dd_status dd_cuda_open(const char *explicit_path, dd_cuda **cuda, dd_error *err) DD_MUST_CHECK;
-/* Release the contexts. Must be called after everything that uses them has ended. May be NULL. */
+/* Release the contexts; `cuda` may be NULL. Must be called after all their users have ended. */
 void dd_cuda_close(dd_cuda *cuda);
 
 /* Return DD_INVALID_ARGUMENT if there is no such device; the message has the number of devices. */
@@ -43,14 +43,13 @@ bool dd_cuda_is_mapped_memory(const dd_cuda *cuda, void *data);
 #define DD_CUDA_NO_CURRENT (-1)
 dd_status dd_cuda_current_device(const dd_cuda *cuda, int *device, dd_error *err) DD_MUST_CHECK;
 
-/* Convert a CUDA result into a status: DD_OK, or DD_BACKEND with a message such as "<what>:
+/* Convert a CUDA result into a status: DD_OK, or DD_BACKEND with a message such as "<label>:
  * CUDA_ERROR_INVALID_VALUE (1): invalid argument". `label` is a format for the name of the call,
  * such as "cuEventRecord on device 1". */
 dd_status dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *err, const char *label, ...)
     DD_PRINTF(4, 5) DD_MUST_CHECK;
-/* Return true if the driver is shutting down as the process exits: do not free anything then. */
+/* Return true if the driver is shutting down as the process exits; then do not free anything. */
 bool dd_cuda_is_shutting_down(dd_cuda_result result);
-/* Return true if the driver is shutting down. */
 bool dd_cuda_is_shut_down(const dd_cuda *cuda);
 
 /* Let the calling thread query, allocate and free without invalidating captures of CUDA graphs by
@@ -69,6 +68,6 @@ typedef struct dd_cuda_guard {
 dd_status dd_cuda_enter(const dd_cuda *cuda, int device, dd_cuda_guard *guard, dd_error *err) DD_MUST_CHECK;
 /* Save the current context without changing it, for a caller that visits several devices. */
 dd_status dd_cuda_enter_as_is(const dd_cuda *cuda, dd_cuda_guard *guard, dd_error *err) DD_MUST_CHECK;
-void dd_cuda_leave(dd_cuda_guard *guard); /* `guard` may be zeroed, or left already */
+void dd_cuda_leave(dd_cuda_guard *guard); /* `guard` may be zeroed, or have been left */
 
 #endif

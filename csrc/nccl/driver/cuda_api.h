@@ -92,7 +92,7 @@ typedef enum dd_cuda_device_attribute {
 typedef enum dd_cuda_memory_type { DD_CUDA_MEMORY_TYPE_LIST(DD_CUDA_MEMORY_TYPE_ENUM) } dd_cuda_memory_type;
 enum { DD_CUDA_FLAG_LIST(DD_CUDA_ENUM) };
 
-/* Handles valid in all contexts. NULL is the legacy stream, since no per-thread call is used. */
+/* Streams of every context. NULL is the legacy stream too, as no per-thread functions are used. */
 #define DD_CUDA_STREAM_LEGACY ((dd_cuda_stream)(uintptr_t)1)
 #define DD_CUDA_STREAM_PER_THREAD ((dd_cuda_stream)(uintptr_t)2)
 

@@ -36,8 +36,8 @@ struct dd_cuda_nan {
     const dd_cuda_api *api;
     int ndevices;
     dd_lock mu;
-    stale_report *stale;  /* guarded by mu */
-    nan_device devices[]; /* each is written once, under mu */
+    stale_report *stale;  /* guarded by mu; reports that graphs may still write */
+    nan_device devices[]; /* ndevices elements; each is written once, under mu */
 };
 
 dd_cuda_nan *
@@ -58,7 +58,7 @@ dd_cuda_nan_destroy(dd_cuda_nan *nan)
     if (nan == NULL) {
         return;
     }
-    /* Ignore failures: the process is ending. */
+    /* Ignore failures, because the process is ending. */
     for (int number = 0; number < nan->ndevices; number++) {
         nan_device *device = &nan->devices[number];
         if (device->module != NULL && nan->api->cuCtxPushCurrent(device->context) == DD_CUDA_SUCCESS) {
@@ -137,7 +137,7 @@ dd_cuda_nan_enqueue(const dd_cuda_nan *nan, int number, const dd_cuda_nan_search
     const uint64_t block_nbytes = (uint64_t)BLOCK_NTHREADS * THREAD_NBYTES;
     uint64_t nblocks = (search->nfloats * search->width + block_nbytes - 1) / block_nbytes;
     dd_cuda_ptr data = (dd_cuda_ptr)(uintptr_t)search->data;
-    /* 64-bit drivers have one address space: pinned memory has the same address on every device. */
+    /* Pass the host address: 64-bit drivers map pinned memory at the same address everywhere. */
     dd_cuda_ptr report = (dd_cuda_ptr)(uintptr_t)search->report;
     uint64_t nfloats = search->nfloats;
     uint64_t limit = search->limit;
@@ -167,7 +167,7 @@ dd_cuda_nan_report_retire(dd_cuda_nan *nan, dd_cuda_nan_report *report)
 {
     stale_report *stale = report != NULL ? dd_mem_alloc(sizeof *stale) : NULL;
     if (stale == NULL) {
-        return; /* no memory: leak the report */
+        return; /* leak the report, for lack of memory */
     }
     dd_lock_take(&nan->mu);
     *stale = (stale_report){.next = nan->stale, .report = report};

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Result of searches: the smallest key + index of a NaN, or DD_CUDA_NAN_NONE if none was found. */
+/* Result of searches: the smallest key + index of any NaN; DD_CUDA_NAN_NONE if there is no NaN. */
 typedef atomic_ullong dd_cuda_nan_report;
 #define DD_CUDA_NAN_NONE UINT64_MAX
 
@@ -18,12 +18,12 @@ typedef struct dd_cuda_nan_search {
     uint64_t nfloats; /* number of floats; at least 1 */
     unsigned width;   /* size of a float in bytes: 1, 2, 4 or 8 */
     uint64_t limit;   /* a float is NaN if its bits without the sign are at least this */
-    /* Identifies the search in the report; must be at least nfloats away from other keys. */
+    /* Added to a NaN's index in the report. Keys of two searches must be nfloats or more apart. */
     uint64_t key;
     dd_cuda_nan_report *report;
 } dd_cuda_nan_search;
 
-/* The kernels of all devices, and reports that CUDA graphs may still write. For any thread. */
+/* The kernels of all devices, and the reports that CUDA graphs may still write. For any thread. */
 typedef struct dd_cuda_nan dd_cuda_nan;
 
 /* Return NULL if there is no memory. */
@@ -31,7 +31,7 @@ dd_cuda_nan *dd_cuda_nan_create(const dd_cuda_api *api, int ndevices);
 /* Free everything. Must be called after all users have ended, including CUDA graphs. */
 void dd_cuda_nan_destroy(dd_cuda_nan *nan);
 
-/* The next three functions need the device's context current and captures relaxed. */
+/* Before the next three functions, make the device's context current, and relax captures. */
 
 /* Return true if the driver accepts the kernels. Only a device's first call tries to load them. */
 bool dd_cuda_nan_is_ready(dd_cuda_nan *nan, int device);
@@ -39,7 +39,7 @@ bool dd_cuda_nan_is_ready(dd_cuda_nan *nan, int device);
 dd_cuda_result dd_cuda_nan_enqueue(const dd_cuda_nan *nan, int device, const dd_cuda_nan_search *search,
                                    dd_cuda_stream stream);
 /* Create a report that holds DD_CUDA_NAN_NONE. Free it with cuMemFreeHost; but if CUDA graphs may
- * write to it, pass it to dd_cuda_nan_report_retire (may be NULL): the end of a graph is unknown. */
+ * write to it, pass it to dd_cuda_nan_report_retire (may be NULL): a graph's end is unknown. */
 dd_cuda_result dd_cuda_nan_report_create(const dd_cuda_nan *nan, dd_cuda_nan_report **report);
 void dd_cuda_nan_report_retire(dd_cuda_nan *nan, dd_cuda_nan_report *report);
 

@@ -17,7 +17,7 @@ typedef enum dd_nccl_item_kind {
     DD_NCCL_ITEM_RECV,
 } dd_nccl_item_kind;
 
-/* NCCL's arguments. `count`: elements of one rank's block. The call is in place if send == recv. */
+/* NCCL's arguments. `count`: number of elements of a rank's block. In place if send == recv. */
 typedef struct dd_nccl_item {
     dd_nccl_item_kind kind;
     const void *send; /* unused by RECV, and by SCATTER on ranks other than the root */
@@ -26,7 +26,7 @@ typedef struct dd_nccl_item {
     dd_nccl_dtype dtype;
     dd_nccl_redop redop; /* used by ALL_REDUCE, REDUCE and REDUCE_SCATTER */
     int root;            /* root of BROADCAST, REDUCE, GATHER, SCATTER; peer of SEND, RECV */
-    /* Borrowed; NCCL (2.31.2) copies it. NULL to let NCCL choose. SEND and RECV ignore it. */
+    /* Borrowed configuration (NCCL 2.31.2); NULL to let NCCL choose. Unused by SEND and RECV. */
     const dd_nccl_abi_coll_config *config;
 } dd_nccl_item;
 

@@ -168,11 +168,11 @@ dd_nccl_is_of_the_call(dd_nccl_result result)
     return result == DD_NCCL_INVALID_ARGUMENT || result == DD_NCCL_INVALID_USAGE;
 }
 
-/* Return true if `last` is this failure's text: it is new, or its failure has happened again. */
+/* Return true if the text `last` explains this failure: it is new, or the failure is repeated. */
 static bool
 explains(const char *last, const dd_nccl_last_error *before, const char *call, dd_nccl_result result)
 {
-    static _Atomic uint64_t explained; /* relaxed; the failure of the last new text, as a hash */
+    static _Atomic uint64_t explained; /* hash of the failure that set the last new text; relaxed */
     char code = (char)result;
     uint64_t failure = hash_more(hash_more(14695981039346656037u, &code, 1), last, strlen(last));
     if (dd_nccl_is_of_the_call(result)) {

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define DD_NCCL_VERSION_MIN 21800   /* oldest NCCL that dldist supports */
-#define DD_NCCL_VERSION_KNOWN 23203 /* newest declared here; a newer NCCL is used like this one */
+#define DD_NCCL_VERSION_KNOWN 23203 /* newest version declared here; newer ones are treated alike */
 
 /* ---- handles and values */
 
@@ -133,7 +133,7 @@ enum { DD_NCCL_CONSTANT_LIST(DD_NCCL_ENUM) };
     X(hostCftMode, "host_cft_mode", 23102, INT)                   \
     X(nvlsHostMode, "nvls_host_mode", 23203, INT)
 
-/* Like DD_NCCL_CONFIG_FIELDS, for ncclCollConfig_t after `ext`. WORD and EVENT have 64 bits. */
+/* Fields of ncclCollConfig_t after `ext`, like DD_NCCL_CONFIG_FIELDS. WORD, EVENT have 64 bits. */
 #define DD_NCCL_COLL_CONFIG_FIELDS(X)                       \
     X(minCTAs, "min_ctas", 23102, INT)                      \
     X(maxCTAs, "max_ctas", 23102, INT)                      \
@@ -159,7 +159,7 @@ typedef struct dd_nccl_abi_config {
     DD_NCCL_CONFIG_FIELDS(DD_NCCL_FIELD)
 } dd_nccl_abi_config;
 
-/* ncclCollConfig_t. An unset forceAlgSelection is 1, and an unset userProfilerTag is 0. */
+/* ncclCollConfig_t. Its forceAlgSelection is 1 if unset, and its userProfilerTag is 0 if unset. */
 typedef struct dd_nccl_abi_coll_config {
     size_t size;
     unsigned int magic;
@@ -193,7 +193,7 @@ typedef struct dd_nccl_signal_wait {
     int ctx;
 } dd_nccl_signal_wait;
 
-/* ncclCommProperties_t of nccl_device.h, newest version. NCCL sets fields that `version` has. */
+/* ncclCommProperties_t of nccl_device.h, newest version. NCCL sets only the fields of `version`. */
 typedef struct dd_nccl_abi_properties {
     size_t size;
     unsigned int magic;

@@ -14,7 +14,7 @@ nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard 
     return dd_cuda_enter(group->cuda, device->number, guard, err);
 }
 
-/* Iterate over a device's channels: all ranks', then pairs by peer, then NULL. *at begins at 0. */
+/* Return a device's next channel: of all ranks, then pairs, then NULL. *at must begin at 0. */
 static nccl_channel *
 next_channel(const dd_nccl_group *group, nccl_device *device, int *at)
 {
@@ -62,7 +62,7 @@ stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *w
 }
 
 /* Wait briefly for all streams of the group on the device: a stream becomes idle a little later
- * than its last work, and aborts take time. False if a stream hangs. */
+ * than its last work, and aborts take time. Return false if a stream hangs. */
 static bool
 becomes_idle(const dd_nccl_group *group, nccl_device *device)
 {

@@ -71,7 +71,7 @@ dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
 
 /* ---- aborting communicators */
 
-/* Take the next channel for abort_channel, or NULL. Keeps the group and the watchdog alive. */
+/* Return the next channel for abort_channel, or NULL. Acquires the group and its watchdog. */
 static nccl_channel *
 channel_take_to_abort(dd_nccl_group *group)
 {
@@ -185,7 +185,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         nccl_group_start_abort(group); /* abort even if is_abort_off is set */
     }
     dd_lock_take(&group->lock);
-    group->is_unreported = false; /* a caller that aborts expects no results */
+    group->is_unreported = false; /* a caller that aborts the group expects no results */
     dd_lock_release(&group->lock);
     return nccl_group_wait_for_abort(group, wait, err);
 }

@@ -87,7 +87,7 @@ has_works_locked(const dd_nccl_group *group)
     return false;
 }
 
-/* Only wait, while the watchdog completes works: querying the device here might hang. */
+/* Only wait while the watchdog completes works: querying the device on this thread might hang. */
 bool
 dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
 {
@@ -230,7 +230,7 @@ dd_status
 nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     if (dd_timed_lock_take_within(&group->launch, 0)) {
-        return DD_OK; /* fast path, without reading the clock */
+        return DD_OK; /* fast path: does not read the clock */
     }
     while (!dd_timed_lock_take_within(&group->launch, dd_wait_slice_ns(wait))) {
         dd_status status = DD_OK;

@@ -1,7 +1,7 @@
 /* The state of an NCCL group: devices, channels and works.
  *
  * A channel is a communicator, its stream, and the works of that stream in order. Each device has
- * one channel for all ranks, and one for each pair of ranks that met before that.
+ * one channel for all ranks, and one for each pair of ranks that met before all ranks did.
  *
  * The comment of a field names its lock. A thread holds `launch` while it enqueues a call on
  * streams, including NCCL's calls, which may take long: threads wait for `launch` with a deadline.
@@ -27,7 +27,7 @@ typedef struct nccl_events {
     dd_cuda_event *items; /* guarded by lock; unused events */
     size_t count;
     size_t capacity;
-    bool is_closed; /* events are no longer kept, but destroyed */
+    bool is_closed; /* guarded by lock; unused events are destroyed, not kept */
 } nccl_events;
 
 /* ---- devices and channels */
@@ -41,33 +41,33 @@ struct nccl_channel {
     dd_nccl_group *group;         /* const; the group that owns the channel */
     nccl_device *device;          /* const; the device that the channel uses */
     int peer;                     /* const; the other rank of a pair, or NCCL_ALL_RANKS */
-    uint64_t use;                 /* guarded by lock; number among communicators of these ranks */
+    uint64_t use;                 /* guarded by lock; serial number among comms of these ranks */
     dd_cuda_stream stream;        /* const until the device is closed; stream of NCCL's calls */
     _Atomic(dd_nccl_comm *) comm; /* written once under lock; owned; may be aborted or destroyed */
     bool is_blocking;             /* const once comm is set; comm is a blocking communicator */
     bool is_connecting;           /* guarded by lock; comm is being created; wait on `ended` */
     bool is_ending;               /* guarded by lock; comm is being, or was, aborted or destroyed */
-    bool has_failed_to_close;     /* guarded by lock; closing comm failed: it must be aborted */
+    bool has_failed_to_close;     /* guarded by lock; closing comm failed: comm must be aborted */
     dd_list works;                /* guarded by lock; works under way, in the stream's order */
-    /* Guarded by launch; a bit for each kind and size of call for which NCCL has connected. */
+    /* Guarded by launch; a set of the kinds and sizes of calls for which NCCL has connected. */
     uint64_t connected[NCCL_CONNECTED_BITS / 64];
-    dd_cuda_nan_report *nan_report; /* guarded by launch; report on a call's inputs; or NULL */
+    dd_cuda_nan_report *nan_report; /* guarded by launch; NaN report on a call's inputs; or NULL */
 };
 
 struct nccl_device {
     int number;              /* const; CUDA device number */
     dd_cuda_context context; /* const; primary context */
     dd_cuda_event order;     /* guarded by launch; temporary; makes one stream wait for another */
-    dd_cuda_ptr barrier;     /* const; device memory that a barrier reduces */
+    dd_cuda_ptr barrier;     /* const; device memory that barriers all-reduce */
     void *host;              /* guarded by launch; pinned, to search for NaN; NULL until used */
     dd_cuda_pool pool;       /* const; pool for stream-ordered memory; NULL if there is none */
-    bool is_closed;          /* guarded by launch; all is freed except events of works still held */
+    bool is_closed;          /* guarded by launch; everything but events of works is freed */
     nccl_events events[2];   /* guarded by lock; cached events: [0] without, [1] with timing */
-    dd_list retired;         /* guarded by launch; if pool is NULL: freed memory still in use */
+    dd_list retired;         /* guarded by launch; if pool is NULL: memory to free once unused */
     nccl_channel all;
-    /* Guarded by lock; array of `size` channels, by peer; NULL until used. */
+    /* Guarded by lock; array of `size` channels, indexed by peer; NULL until used. */
     nccl_channel **pairs;
-    _Atomic(dd_cuda_nan_report *) nan_report; /* written under launch; for NaN in graphs, or NULL */
+    _Atomic(dd_cuda_nan_report *) nan_report; /* written under launch; report of graphs; or NULL */
 };
 
 /* The operation that caused a group's failure. */
@@ -76,7 +76,7 @@ typedef struct nccl_origin {
     uint64_t number; /* nccl_work.number; 0 if the cause is not about one operation */
     bool is_message;
     bool is_captured; /* part of a CUDA graph, so no work can report the failure */
-    size_t call_len;  /* length of the operation's name, with which the cause begins */
+    size_t call_len;  /* length of the operation's name at the start of the cause */
 } nccl_origin;
 
 /* The warning that a captured call cannot search for NaN: none, to be reported, or reported. */
@@ -122,13 +122,14 @@ struct dd_nccl_group {
     atomic_bool has_timing;         /* new works are timed */
     atomic_llong timeout_ns;
 
-    dd_list link; /* guarded by the watchdog's lock; in no list if not watched */
+    dd_list link; /* guarded by the watchdog's lock; in its list of groups, or in no list */
 
     dd_timed_lock launch;
 
     dd_lock lock;
     pthread_cond_t ended; /* signalled when a work, a connection or an abort ends */
-    /* Guarded by lock, like all to ntaken. The work being enqueued; only its thread may end it. */
+    /* The work being enqueued; only the thread that enqueues it may end it. `lock` guards this
+     * field and all fields up to `ntaken`. */
     nccl_work *launching;
     unsigned nwaiters;                      /* number of threads that wait on `ended` for a work */
     dd_error cause;                         /* code is DD_OK until the group fails */
@@ -139,7 +140,7 @@ struct dd_nccl_group {
     bool is_close_done;                     /* close has finished; the group can no longer fail */
     bool is_driver_shut_down;               /* CUDA and NCCL must no longer be called */
     nccl_background_close background_close; /* state of a close by dd_nccl_groups_post_close */
-    dd_error background_close_error;        /* code is DD_OK if no error, or once returned */
+    dd_error background_close_error;        /* code is DD_OK if none, or once a close returned it */
     unsigned naborts;                       /* number of communicators that threads are aborting */
     nccl_channel *channels;                 /* list of all channels */
     uint64_t ncollectives;                  /* number of collectives called */
@@ -150,11 +151,11 @@ struct dd_nccl_group {
     uint64_t nwindows;                      /* number of rendezvous for windows */
     dd_timer_set deadlines;                 /* the `late` timers of the works under way */
     int64_t ephemeral_ns;                   /* extra timeout for new works */
-    int64_t ephemeral_free_ns;              /* part of ephemeral_ns that no work has been given */
+    int64_t ephemeral_free_ns;              /* part of ephemeral_ns not yet given to a work */
     dd_list pool;                           /* finished works for reuse */
     size_t npool;                           /* number of works in `pool` */
     unsigned ntaken;                        /* number of works created since needs_poll was set */
-    atomic_bool needs_poll;                 /* `pool` ran empty: poll before the next call */
+    atomic_bool needs_poll;                 /* `pool` ran empty: complete works in the next call */
 
     _Atomic(nccl_device *) devices[]; /* cuda->ndevices elements, each written once under launch */
 };
@@ -163,9 +164,9 @@ struct dd_nccl_group {
 
 struct nccl_work {
     dd_nccl_work base;    /* must be the first field, for casts from and to dd_work */
-    dd_nccl_group *group; /* a counted reference */
+    dd_nccl_group *group; /* owned reference */
     nccl_channel *channel;
-    dd_list link;        /* guarded by lock; in the list of works, in the pool, or in `ended` */
+    dd_list link;        /* guarded by lock; in the channel's works, the pool or `ended` */
     dd_cuda_event start; /* NULL without timing; `start` and `end` live as long as the work */
     dd_cuda_event end;
     const char *label;
@@ -186,7 +187,7 @@ struct nccl_work {
 
 struct dd_nccl_watchdog {
     const dd_cuda *cuda;
-    dd_nccl_watchdog_options options; /* const; defaults replace zeros */
+    dd_nccl_watchdog_options options; /* const; zeros have been replaced by defaults */
     uint64_t generation;              /* const; dd_fork_generation() at the time of creation */
     _Atomic(const char *) activity;
     atomic_ullong npolls;
@@ -233,7 +234,7 @@ void nccl_group_leave_launch(dd_nccl_group *group);
 void nccl_device_close(dd_nccl_group *group, nccl_device *device);
 /* Close the device if it is open, release its communicators and free its memory. */
 void nccl_device_destroy(dd_nccl_group *group, nccl_device *device);
-/* Make the device's context current until dd_cuda_leave. Cheap if it already is. */
+/* Make the device's context current until dd_cuda_leave. Cheap if it is current already. */
 dd_status nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard *guard,
                      dd_error *err) DD_MUST_CHECK;
 
@@ -258,7 +259,7 @@ void nccl_events_close(dd_nccl_group *group, nccl_device *device);
 
 /* ---- works.c */
 
-/* Create a work with one reference, not yet in the channel's list of works. */
+/* Create a work with one reference. It must then be added to the channel's list of works. */
 dd_status nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_ns,
                            bool is_captured, nccl_work **work, dd_error *err) DD_MUST_CHECK;
 /* Complete a work with an error that describes the group's `cause`, and move it to `ended`. */
@@ -282,16 +283,16 @@ nccl_progress nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_err
 void nccl_work_check_start(nccl_work *work);
 /* Complete a work that the device has finished, and all works before it in the stream. */
 void nccl_work_complete_up_to(nccl_work *work);
-/* If the device has finished the work, complete it and all works before it in the stream. */
+/* If the device has finished the work, complete it and all before it. Never fails the group. */
 nccl_progress nccl_work_poll_ahead(nccl_work *work);
-/* Return the channel's n-th work under way (from 1), or the last one, acquired; NULL if none. */
+/* Acquire the channel's n-th work under way (from 1), or the last if fewer; NULL if none. */
 nccl_work *nccl_channel_nth_work(nccl_channel *channel, size_t n);
-/* Complete finished works, so that a failure does not end them. No-op if the group has failed. */
+/* Complete works that have finished, before a failure would end them. No-op after a failure. */
 void nccl_group_end_complete(dd_nccl_group *group);
 
 /* ---- work_wait.c */
 
-/* Complete finished works, with few queries of the device. Sets *is_busy if one is under way. */
+/* Complete the channel's finished works with few queries. Set *is_busy if a work is under way. */
 nccl_progress nccl_channel_poll(nccl_channel *channel, bool *is_busy);
 /* Wait until a work ends, with success or an error. DD_OP_TIMED_OUT at the deadline. */
 dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
@@ -306,15 +307,15 @@ typedef enum nccl_end {
 } nccl_end;
 
 /* Fail the group: end all works under way with `cause`; later calls fail with it too. Only the
- * first call has an effect. `origin`: the operation that failed first, named first in `cause`; or
- * NULL. */
+ * first call has an effect. `origin` is the operation that failed first, with whose name `cause`
+ * begins; or NULL. */
 void nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *origin, nccl_end how);
 /* Abort all communicators, each on a separate thread: an abort may hang in NCCL or the driver, for
  * example waiting for another communicator's kernel, and must not delay the other aborts. */
 void nccl_group_start_abort(dd_nccl_group *group);
 /* dd_nccl_comm_owner.abort: end the group, because a communicator related to its own is aborted. */
 void nccl_group_abort_as_relative(void *group, const char *reason);
-/* Wait until the communicators are aborted. DD_OP_TIMED_OUT at the deadline; the aborts go on. */
+/* Wait until the communicators are aborted. DD_OP_TIMED_OUT at the deadline; aborts continue. */
 dd_status nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- scratch.c: in stream order. The caller must hold `launch`; the context must be current */
@@ -327,12 +328,12 @@ void nccl_scratch_close(dd_nccl_group *group, nccl_device *device);
 
 /* ---- watch_list.c */
 
-/* Return the next group, round robin, acquired; NULL if none. The caller must hold the lock. */
+/* Return the next group (round robin), acquired, or NULL. The watchdog's lock must be held. */
 dd_nccl_group *nccl_watchdog_next_group_locked(dd_nccl_watchdog *watchdog);
 void nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group);
 /* Wake the watchdog. Cheap if the watchdog is awake. */
 void nccl_watchdog_kick(dd_nccl_watchdog *watchdog);
-/* Count a thread that aborts, so that the watchdog outlives it. Its last call must be end_abort. */
+/* Count a thread that aborts, which the watchdog outlives. The thread must call end_abort last. */
 void nccl_watchdog_begin_abort(dd_nccl_watchdog *watchdog);
 void nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog);
 /* Count a thread that closes groups. Return false if DD_NCCL_ENDERS_MAX such threads exist. */

@@ -5,7 +5,7 @@
 #include "core/wait_policy.h"
 
 /* Query the device; complete the work if it has ended, and fail the group if the query fails.
- * Returns the result of the query, even if the work has been completed by other means. */
+ * Return the result of the query, even if another thread has completed the work. */
 static nccl_progress
 work_poll(nccl_work *work)
 {
@@ -33,8 +33,8 @@ work_poll(nccl_work *work)
 nccl_progress
 nccl_channel_poll(nccl_channel *channel, bool *is_busy)
 {
-    /* A stream may have passed hundreds of works: double the step until a work has not ended. Then
-     * restart with the first work under way: if a query fails, that work must be blamed. */
+    /* The device may have finished hundreds of works: double the step until a work has not ended.
+     * Then restart with the first work under way: if a query fails, that work must be blamed. */
     size_t step = 1;
     for (;;) {
         nccl_work *work = nccl_channel_nth_work(channel, step);
@@ -97,7 +97,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
     if (dd_work_is_done(&base->base) && !work->is_captured) {
         return dd_nccl_work_result(base, err);
     }
-    dd_cuda_guard guard; /* a default stream (NULL) is the current context's */
+    dd_cuda_guard guard; /* if `stream` is NULL, it is the current context's default stream */
     status = nccl_enter(work->group, work->channel->device, &guard, err);
     if (status != DD_OK) {
         return status;

@@ -131,7 +131,7 @@ nccl_work_create(nccl_channel *channel, const dd_nccl_call *call, int64_t start_
     work->is_captured = is_captured;
     atomic_init(&work->is_started, false);
     atomic_init(&work->is_launched, false);
-    atomic_init(&work->is_device_done, true); /* true while nothing of the work is in the stream */
+    atomic_init(&work->is_device_done, true); /* true until the work is in the stream */
     dd_status status = acquire_events(work, err);
     if (status != DD_OK) {
         dd_work_release(&work->base.base);

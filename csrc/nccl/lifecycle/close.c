@@ -136,12 +136,12 @@ close_job_start(close_job *job, size_t n)
 
 typedef struct comms_job {
     close_job base;       /* must be first, for casts */
-    dd_nccl_group *group; /* an internal reference */
+    dd_nccl_group *group; /* owned internal reference */
     int64_t deadline_ns;  /* const after init */
-    /* Number of channels being closed; guarded by the group's lock, like the fields below. */
+    /* Number of channels being closed. Guarded by the group's lock, like the fields below. */
     unsigned nunfinished;
     unsigned nfailed;
-    dd_error first; /* error of the first failed channel */
+    dd_error first; /* error of the first channel that failed to close */
 } comms_job;
 
 static void
@@ -172,7 +172,7 @@ comms_job_take(comms_job *job)
     return first;
 }
 
-/* Close a channel that comms_job_take returned. If this fails, the communicator must be aborted. */
+/* Close a channel that comms_job_take returned. If this fails, mark the channel to be aborted. */
 static void
 comms_job_close(comms_job *job, nccl_channel *channel, const dd_wait *wait)
 {
@@ -213,13 +213,13 @@ comms_job_run_in_background(close_job *base)
     comms_job_run(job, &wait);
 }
 
-/* Wait for all threads, until soon after the deadline. DD_INTERRUPTED leaves them running. */
+/* Wait for the threads, which end soon after the deadline. DD_INTERRUPTED leaves them running. */
 static dd_status
 comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_group *group = job->group;
     dd_wait endless = *wait;
-    endless.deadline_ns = DD_NEVER_NS; /* the threads observe the deadline, so only wait for them */
+    endless.deadline_ns = DD_NEVER_NS; /* the threads observe the deadline; only wait for them */
     dd_status status = DD_OK;
     dd_lock_take(&group->lock);
     while (job->nunfinished > 0 && status == DD_OK) {
@@ -289,7 +289,7 @@ close_failed(dd_nccl_group *group, const dd_wait *wait)
     }
 }
 
-/* Close a group. DD_OK with *has_failed if the group fails or is aborted before the end. */
+/* Close a group. DD_OK with *has_failed set if the group fails or is aborted before the end. */
 static dd_status
 close_by_watchdog(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
 {
@@ -354,7 +354,7 @@ typedef struct groups_job {
     close_job base; /* must be first, for casts */
     atomic_size_t next;
     size_t n;
-    dd_nccl_group *groups[]; /* internal references */
+    dd_nccl_group *groups[]; /* owned internal references */
 } groups_job;
 
 static void
@@ -422,7 +422,7 @@ dd_nccl_groups_post_close(dd_nccl_group *const *groups, size_t n)
     close_job_release(&job->base);
 }
 
-/* Wait for the thread that closes the group; return its error. A failed wait fails the group. */
+/* Wait for the thread that closes the group; return its error. Fail the group if the wait fails. */
 static dd_status
 await_background_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -478,7 +478,7 @@ dd_nccl_group_release(dd_nccl_group *group)
     nccl_watchdog_remove(group->watchdog, group);
     nccl_group_end(group, &cause, NULL, NCCL_END_RELEASED);
     nccl_group_start_abort(group);
-    /* Release the store on this thread, where its errors belong; no rendezvous needs it now. */
+    /* No rendezvous can follow, so release the store now, on the caller's thread. */
     dd_store_release(group->store);
     group->store = NULL;
     /* Detach the recorder: it may end before works and aborts do, and no work is left to record. */

@@ -11,7 +11,7 @@
 #define HURRY_NS DD_NS_PER_MS
 #define DEFAULT_ABORT_TIMEOUT_NS DD_NS_PER_S
 #define COMMS_NS DD_NS_PER_S /* interval between checks of communicators if no work is under way */
-/* Time without works after which the thread sleeps: waking it takes longer than a call. */
+/* Time without works after which the thread sleeps; long, as waking it takes longer than a call. */
 #define IDLE_STOP_NS (2 * DD_NS_PER_S)
 #define JOIN_NS (2 * DD_NS_PER_S)
 
@@ -211,7 +211,7 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     return DD_OK;
 }
 
-/* Wait for the watchdog's thread and all that abort. False if one hangs in NCCL or the driver. */
+/* Wait for the watchdog's thread and the threads that abort. False if one hangs in NCCL or CUDA. */
 static bool
 await_threads(dd_nccl_watchdog *watchdog)
 {

@@ -156,7 +156,7 @@ register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err
     return DD_OK;
 }
 
-/* Check this rank's memory before the ranks agree: later, an error of NCCL would fail the group. */
+/* Check this rank's memory before the ranks agree: an error of NCCL would fail the group later. */
 static dd_status
 check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_wait *wait, dd_error *err)
 {
