@@ -17,7 +17,7 @@
 #define PY_INLINE_PIECES 2
 #define PY_INLINE_BLOCKS 8
 
-/* One tensor of a call. */
+/* A piece: one tensor of a call. */
 typedef struct py_piece {
     py_tensor tensor;
     /* address of the elements in row-major order, in the tensor or in staging memory */

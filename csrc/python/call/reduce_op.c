@@ -11,7 +11,7 @@
 typedef struct py_reduce_op {
     py_object_space ob_base; /* PyObject_HEAD's fields */
     dd_redop op;
-    bool has_factor;  /* the operation is PREMUL_SUM with a factor */
+    bool has_factor;  /* true only for PREMUL_SUM with a factor */
     double factor;    /* the factor; 1.0 if there is none or it is a tensor */
     PyObject *tensor; /* owned; const: a factor in device memory, or NULL */
 } py_reduce_op;

@@ -26,7 +26,7 @@ typedef struct foreign_memory {
     int fd;
 } foreign_memory;
 
-/* Create a region of the group; if `foreign` is not NULL, around the foreign memory. */
+/* Create a region of the group, from the foreign memory if `foreign` is not NULL. */
 static py_memory *
 shared_memory_make(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {

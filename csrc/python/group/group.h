@@ -77,7 +77,7 @@ struct py_group {
     dd_list link;              /* entry in state->groups, once opened; guarded by groups_lock */
     PyObject *weak;            /* const after init; owned: a weak reference to this group */
     atomic_bool is_claimed;    /* set once, by the thread that may complete opening; atomic */
-    const py_group_kind *kind; /* once, set last by init; NULL if the group was never opened */
+    const py_group_kind *kind; /* the type's functions; once; NULL until the group is opened */
     dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* const after init, until dealloc; owned; NULL for a Group */
     int rank;                  /* this process's rank; const after init */

@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* A group being created from a parent group. */
+/* A group that is being created from a parent group. */
 typedef struct child_group {
     const char *function;
     int *ranks; /* owned array of the new group's ranks; free with PyMem_Free */
@@ -74,7 +74,7 @@ child_read_options(py_group *self, child_group *child, const child_args *request
         child->options.name = request->name;
         return true;
     }
-    /* without a list of ranks the group grows: a growing group keeps the parent's name */
+    /* no list of ranks means growing: a group that grows keeps the parent's name */
     int nnamed = child->ranks != NULL ? child->nranks : 0;
     child->name = py_group_name_part(self, child->ranks, nnamed, INT_MAX, &child->options.name);
     return child->name != NULL;

@@ -40,7 +40,7 @@ py_nccl_mem_alloc(const py_nccl *nccl, int device, size_t nbytes, void **data, d
 /* ---- other libraries' allocators */
 
 static _Atomic(const py_nccl *)
-    /* NCCL for the allocator's functions; NULL until requested, and after the module's end */
+    /* NCCL's state for the allocators; NULL until requested, and after the module's end */
     loaded;
 
 /* Return the allocators' NCCL state; NULL if NCCL is not loaded, or in a forked child. */

@@ -129,7 +129,7 @@ PY_NCCL_METHOD(new_window);
  * set more fields, until py_nccl_group_take. Return NULL with an exception on failure. */
 py_nccl_core *py_nccl_core_create(dd_nccl_group *group, const dd_nccl_group_options *options,
                                   dd_recorder_group *recorded, int device);
-/* Attach the core and its group to the object, which takes ownership of both. */
+/* Attach the core and its group to the Python object, which takes ownership of both. */
 void py_nccl_group_take(py_group *self, const py_group_kind *kind, py_nccl_core *core);
 /* Release a group of the core library, without the GIL. Must be called with the GIL held. */
 void py_nccl_group_drop(dd_nccl_group *group);

@@ -14,7 +14,7 @@ typedef struct py_nccl_plan {
     /* scratch allocations, which the call takes ownership of; owned array, or NULL */
     void **scratch;
     bool is_blocking;       /* true if the host must wait for the operation's end */
-    bool is_stream_ordered; /* see py_device_scope.is_stream_ordered */
+    bool is_stream_ordered; /* memory is reused in stream order (py_device_scope) */
     /* the call's streams, without duplicates: `first_streams`, or an owned array */
     dd_cuda_stream *streams;
     dd_nccl_op first_op;

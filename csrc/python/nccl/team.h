@@ -70,7 +70,7 @@ void py_nccl_handle_dealloc(PyObject *object);
 
 /* Return a copy of the object's unique ID. */
 dd_nccl_unique_id py_nccl_unique_id_get(PyObject *object);
-/* Create an object that takes ownership of the communicator. */
+/* Create an NcclRankComm that takes ownership of the communicator. */
 PyObject *py_nccl_rank_comm_create(py_state *state, dd_nccl_comm *comm);
 /* Read a device number from an int, or from an object whose str() is like "cuda:1". */
 bool py_nccl_team_read_device(const py_argument *argument, int *device);

@@ -88,7 +88,7 @@ py_nccl_group_new_window(PyObject *object, PyObject *const *args, Py_ssize_t nar
     return (PyObject *)self;
 }
 
-/* There is no tp_clear; see base/object.h. */
+/* The type has no tp_clear; base/object.h explains why. */
 static int
 nccl_window_traverse(PyObject *object, visitproc visit, void *arg)
 {

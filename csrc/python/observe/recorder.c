@@ -113,7 +113,7 @@ py_recorder_add_group(py_state *state, const char *kind, dd_bytes name, int rank
 {
     dd_recorder *recorder = py_recorder_get(state);
     if (recorder == NULL) {
-        PyErr_Clear(); /* the group works without a recorder */
+        PyErr_Clear(); /* ignore the error: the group works without a recorder */
         return NULL;
     }
     dd_recorder_group_info info = {

@@ -10,8 +10,8 @@
 
 typedef struct py_recorder py_recorder;
 
-/* Return the recorder of this process, never its parent's. Creates it from the settings at first
- * use; it lives as long as the process. Returns NULL with an exception on failure. */
+/* Return the recorder of this process, never its parent's. The first call creates the recorder from
+ * the settings; it lives as long as the process. Return NULL with an exception on failure. */
 dd_recorder *py_recorder_get(py_state *state);
 
 /* Create the recorder's entry for a new group; the caller releases it. CPU groups have the kind

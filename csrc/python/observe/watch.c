@@ -25,7 +25,7 @@ typedef struct py_watch {
     dd_monitor *monitor;       /* const: the core's monitor */
     int64_t beat_timeout_ns;   /* const: time after which a missing heartbeat is an error */
     bool is_beat_fatal;        /* const: true to end the process if the heartbeat stops */
-    bool is_failure_fatal;     /* const: value of is_fatal for members that have `fail` */
+    bool is_failure_fatal;     /* const: is_fatal (dd_monitor_member) of members that have `fail` */
     atomic_bool has_heartbeat; /* atomic: true once a heartbeat is set */
     py_lock lock;
     struct handled_signal *handled; /* owned list of signals that request dumps; guarded by lock */

@@ -55,15 +55,15 @@ prefix_store_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (open_view(&self->base, prefix, underlying) < 0) {
         return -1;
     }
-    self->prefix = Py_NewRef(prefix); /* only the __init__ that opened the store reaches this */
+    self->prefix = Py_NewRef(prefix); /* only the __init__ that opened the store gets here */
     (void)PY_ONCE_SET(&self->underlying, Py_NewRef(underlying));
     return 0;
 }
 
-/* Return the object of the bridge that this store is a view of (borrowed). Return NULL if other
- * references to the bridge exist: the garbage collector may count the bridge's reference to the
- * object only if this store is the bridge's only user. A Python store that keeps a PrefixStore of
- * itself can thus be freed. */
+/* If this store is a view of a bridge, and the bridge's only user, return the bridge's object
+ * (borrowed), otherwise NULL. The garbage collector may count the bridge's reference to its object
+ * only if the bridge has no other users. This frees a Python store that keeps a PrefixStore of
+ * itself. */
 static PyObject *
 object_of_own_bridge(const py_prefix_store *self)
 {
@@ -75,7 +75,7 @@ object_of_own_bridge(const py_prefix_store *self)
     return atomic_load(&below->refs) == 1 ? py_bridge_object(below) : NULL;
 }
 
-/* There is no tp_clear; see base/object.h. */
+/* The type has no tp_clear; base/object.h explains why. */
 static int
 prefix_store_traverse(PyObject *object, visitproc visit, void *arg)
 {

@@ -13,8 +13,8 @@
 typedef struct py_store {
     PY_OBJECT_HEAD;
     const char *kind; /* built-in type's name: "TCPStore"; NULL for a class written in Python */
-    dd_store *store;  /* once, set by __init__; NULL for a class written in Python */
-    /* timeout of a class written in Python, in nanoseconds; atomic, relaxed */
+    dd_store *store;  /* the core's store; once, set by __init__; NULL if written in Python */
+    /* timeout of a store written in Python, in nanoseconds; atomic, relaxed */
     atomic_int_fast64_t timeout_ns;
 } py_store;
 

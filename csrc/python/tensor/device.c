@@ -70,8 +70,8 @@ py_device_is_cuda(int device_type)
 
 /* ---- streams of libraries */
 
-/* Convert an int to a handle. Releases `number`, which may be NULL. NULL is a valid handle, so only
- * the exception shows that PyLong_AsVoidPtr failed. */
+/* Convert an int to a handle, and release `number`, which may be NULL. PyLong_AsVoidPtr may return
+ * NULL for a valid handle, so only an exception shows a failure. */
 static bool
 to_handle(PyObject *number, void **handle)
 {

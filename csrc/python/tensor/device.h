@@ -34,7 +34,7 @@ typedef struct py_stream {
     void *handle;            /* the handle of the stream when the call was made */
 } py_stream;
 
-/* The devices and streams of the tensors of one call. */
+/* A scope: the devices and streams of the tensors of one call. */
 typedef struct py_device_scope {
     py_state *state; /* NULL if only host memory is accepted; all other fields are then unused */
     /* Find the stream before which a library must order its work if the library's own stream is
@@ -47,9 +47,9 @@ typedef struct py_device_scope {
     /* true if a tensor's library has an unknown stream, so that the host must wait for the end */
     bool is_blocking;
     /* True if all memory comes from allocators (torch's, CuPy's) that reuse memory in the order of
-     * its stream. Every call makes the stream wait for the operation before the call returns, so
-     * memory need not be kept until the device is done, as for a kernel. If a tensor is used on
-     * another stream than it was allocated on, the caller must protect the tensor (record_stream),
+     * the memory's stream. Every call makes this stream wait for the operation before the call
+     * returns, so memory need not be kept until the device is done, as for a kernel. If a tensor is
+     * used on another stream than it was allocated on, the caller must protect it (record_stream),
      * as for a kernel. */
     bool is_stream_ordered;
     size_t nstreams;

@@ -402,7 +402,7 @@ py_tensor_fini(py_tensor *tensor)
 {
     bool is_borrowed = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
-    if (tensor->route != PY_ROUTE_NONE && is_borrowed) { /* usual case: runs no code that raises */
+    if (tensor->route != PY_ROUTE_NONE && is_borrowed) { /* usual case: no exception is possible */
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);
     } else if (tensor->route != PY_ROUTE_NONE) {

@@ -46,8 +46,8 @@ typedef struct py_tensor {
     void *managed; /* the producer's dl_managed or dl_managed_versioned, or NULL; owned */
 } py_tensor;
 
-/* Prepare a tensor for py_tensor_init. Faster than zeroing the struct: all other fields are written
- * before they are read. */
+/* Prepare a tensor for py_tensor_init. This is faster than zeroing the struct, and enough, because
+ * all other fields are written before they are read. */
 static inline void
 py_tensor_start(py_tensor *tensor)
 {

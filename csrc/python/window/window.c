@@ -168,7 +168,7 @@ window_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* There is no tp_clear; see base/object.h. */
+/* The type has no tp_clear; base/object.h explains why. */
 static int
 window_traverse(PyObject *object, visitproc visit, void *arg)
 {

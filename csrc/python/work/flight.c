@@ -292,7 +292,7 @@ end_reading(py_flight *flight, PyObject *results)
     }
 }
 
-/* If threads finish a flight at the same time, each creates results; the first are kept. */
+/* If threads finish a flight at the same time, each creates results; the flight keeps the first. */
 bool
 py_flight_finish(py_flight *flight)
 {
