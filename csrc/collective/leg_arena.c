@@ -130,10 +130,9 @@ arena_leg_fail(dd_run *run, dd_arena_state state, dd_error *error)
         (void)dd_error_set(error, DD_MISMATCH, "%s", "");
         dd_error_blame(error, run->mismatch.rank, NULL, 0);
     } else {
-        (void)dd_error_set(
-            error, DD_PROTOCOL,
-            "%s through the shared memory of a host: another rank wrote malformed data into it",
-            dd_coll_name(run->call.args.coll));
+        (void)dd_error_set(error, DD_PROTOCOL,
+                           "%s: another rank wrote malformed data into the shared memory of this host",
+                           dd_coll_name(run->call.args.coll));
     }
     return DD_LEG_FAILED;
 }

@@ -181,7 +181,8 @@ fail_different(dd_run *run, dd_error *error)
     if (rank >= 0) {
         return fail_mismatch(run, rank, peer_signature, error);
     }
-    (void)dd_error_set(error, DD_PROTOCOL, "%s: %s has added up wrongly what the ranks call",
+    (void)dd_error_set(error, DD_PROTOCOL,
+                       "%s: %s returned a wrong sum when it compared the calls of the ranks",
                        dd_coll_name(run->call.args.coll), run->carried.carrier->library->version);
     return DD_LEG_FAILED;
 }

@@ -108,10 +108,10 @@ static uint32_t
 add_message(dd_builder *builder, size_t channel, dd_plan_step step)
 {
     if (builder->status == DD_OK && channel > UINT32_MAX) {
-        builder->status =
-            dd_error_set(builder->err, DD_INVALID_ARGUMENT,
-                         "%s of rank %d: too many messages to one rank for segments of %zu bytes",
-                         dd_coll_name(builder->args->coll), builder->rank, builder->segment_nbytes);
+        builder->status = dd_error_set(
+            builder->err, DD_INVALID_ARGUMENT,
+            "%s of rank %d: segments of %zu bytes are too small: more than 2^32 messages to one rank",
+            dd_coll_name(builder->args->coll), builder->rank, builder->segment_nbytes);
     }
     step.channel = (uint32_t)channel;
     step.message = builder->plan->nmessages;

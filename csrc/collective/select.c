@@ -167,8 +167,7 @@ parse_value(dd_coll coll, word value, dd_selection *selection, dd_error *err)
             append_name(known, sizeof known, row->name);
         }
     }
-    return dd_error_set(err, DD_INVALID_ARGUMENT,
-                        "selecting algorithms: no algorithm \"%.*s\" for %s; there are %s",
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "unknown algorithm \"%.*s\" for %s: expected one of %s",
                         value.len < 64 ? value.len : 64, value.text, dd_coll_name(coll), known);
 }
 
@@ -190,9 +189,10 @@ parse_part(const char *text, size_t len, dd_selection *selection, dd_error *err)
         }
         append_name(known, sizeof known, dd_coll_name((dd_coll)coll));
     }
-    return dd_error_set(err, DD_INVALID_ARGUMENT,
-                        "selecting algorithms: no collective \"%.*s\"; there are %s, and the word flat",
-                        name.len < 64 ? name.len : 64, name.text, known);
+    return dd_error_set(
+        err, DD_INVALID_ARGUMENT,
+        "unknown collective \"%.*s\" in a choice of algorithms: expected \"flat\" or one of %s",
+        name.len < 64 ? name.len : 64, name.text, known);
 }
 
 dd_status

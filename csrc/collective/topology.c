@@ -37,7 +37,8 @@ dd_status
 dd_topology_init(dd_topology *topology, int rank, int nranks, const int *host_of, dd_error *err)
 {
     if (nranks < 1 || rank < 0 || rank >= nranks) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d is none of a group of %d", rank, nranks);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: got %d, expected 0 to %d", rank,
+                            nranks - 1);
     }
     size_t n = (size_t)nranks;
     int *numbers = dd_mem_zalloc(6 * n * sizeof(int));

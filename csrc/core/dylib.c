@@ -95,7 +95,7 @@ find(const dd_dylib_spec *spec, const dd_dylib_search *search, const char **name
     if (handle != NULL) {
         return handle;
     }
-    dylib_note_failure(log, *name, "not in the process yet");
+    dylib_note_failure(log, *name, "not loaded in this process");
     for (size_t i = 0; i < search->ncandidates && handle == NULL; i++) {
         *name = search->candidates[i];
         handle = try_open(*name, log);
@@ -148,8 +148,8 @@ dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsy
     }
     dd_status status = DD_OK;
     if (nmissing > 0) {
-        status = dd_error_set(err, DD_NOT_SUPPORTED, "%s lacks %zu functions: %.*s", lib->path, nmissing,
-                              (int)missing.len, missing.len > 0 ? (const char *)missing.data : "");
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "%s lacks %zu required functions: %.*s", lib->path,
+                              nmissing, (int)missing.len, missing.len > 0 ? (const char *)missing.data : "");
     }
     dd_blob_fini(&missing);
     return status;

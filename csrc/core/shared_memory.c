@@ -17,9 +17,9 @@ error_of(const char *call, int sys_errno, dd_error *err)
 {
     bool is_forbidden = sys_errno == EPERM || sys_errno == EACCES || sys_errno == ENOSYS;
     bool is_full = sys_errno == EMFILE || sys_errno == ENFILE;
-    const char *advice = is_forbidden ? "a sandbox may forbid it: have it allowed, or use ordinary memory"
+    const char *advice = is_forbidden ? "a sandbox may forbid it: allow the call, or use ordinary memory"
                          : is_full    ? "raise the limit of open files, ulimit -n"
-                                      : "there may be too little memory, or a limit of it";
+                                      : "memory is short, or limited";
     return dd_error_set_errno(err, sys_errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, sys_errno,
                               "%s failed; %s", call, advice);
 }
@@ -65,10 +65,11 @@ dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err)
     bool is_known = seals >= 0 && dd_sys_fstat(fd, &info) == 0;
     /* EINVAL: a file that cannot have seals. EBADF: not an open descriptor. */
     if (!is_known && errno != EINVAL && errno != EBADF) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot look at shared memory");
+        return dd_error_set_errno(err, DD_SYSTEM, errno,
+                                  "cannot read the size and the seals of shared memory");
     }
     if (!is_known || (seals & SEALS) != SEALS || info.st_size <= 0) {
-        return dd_error_set(err, DD_PROTOCOL, "it is no sealed memory");
+        return dd_error_set(err, DD_PROTOCOL, "not a sealed memfd");
     }
     *nbytes = (size_t)info.st_size;
     return DD_OK;

@@ -25,12 +25,12 @@
     X(QUEUE_EMPTY, "queue is empty")                           \
     X(SYSTEM, "system call failed")                            \
     X(OP_TIMED_OUT, "operation of a group timed out")          \
-    X(PEER_LOST, "a peer is gone")                             \
+    X(PEER_LOST, "a peer was lost")                            \
     X(MISMATCH, "ranks called different operations")           \
     X(ABORTED, "operation was aborted")                        \
     X(CLOSED, "object is closed")                              \
     X(FORKED, "object belongs to the process before the fork") \
-    X(BACKEND, "failure of the library behind a backend")      \
+    X(BACKEND, "failure of a backend's library")               \
     X(INTERNAL, "internal error")
 
 typedef enum dd_status {

@@ -130,9 +130,9 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
         status = broken != NULL ? dd_error_copy(err, broken)
                                 : dd_context_check_datagrams_locked(group->context, err);
     } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
-        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
+        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot receive its descriptor");
     } else if (status == DD_OK && fd == DD_FD_DENIED) {
-        status = dd_error_set(err, DD_SYSTEM, "its maker could not make it");
+        status = dd_error_set(err, DD_SYSTEM, "the first rank of this host could not create it");
     }
     dd_engine_unlock(group->engine);
     if (status == DD_OK) {
@@ -152,11 +152,11 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
         return DD_OK;
     }
     if (group->topology.nlocal > DD_ARENA_MAX_RANKS) {
-        DD_LOG(DD_LOG_INFO,
-               "group \"%.*s\" (rank %d): no shared arena: %d ranks on this host, and %d are the most; its "
-               "collectives go by messages",
-               (int)group->name.len, (const char *)group->name.data, group->rank, group->topology.nlocal,
-               DD_ARENA_MAX_RANKS);
+        DD_LOG(
+            DD_LOG_INFO,
+            "group \"%.*s\" (rank %d): no shared arena: got %d ranks on this host, expected at most %d; collectives use messages",
+            (int)group->name.len, (const char *)group->name.data, group->rank, group->topology.nlocal,
+            DD_ARENA_MAX_RANKS);
         return DD_OK;
     }
     int local = group->topology.local;

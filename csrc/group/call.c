@@ -107,8 +107,8 @@ call_check_locked(const group_call *call, dd_error *err)
     const char *label = call->work.label;
     int rank = call->is_message ? call->message.rank : 0;
     if ((rank < 0 || rank >= group->size) && (rank != DD_ANY_RANK || call->is_send)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", label, rank,
-                            group->size - 1);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: got %d, expected 0 to %d", label,
+                            rank, group->size - 1);
     }
     dd_status status = dd_group_check_usable_locked(group, label, err);
     if (status == DD_OK && call->is_message && call->is_send && group->members[rank].has_left) {
@@ -183,15 +183,19 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
         return DD_OK; /* a one-shot call is started only by its creator */
     }
     if (call->group != group) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
-                            work->label);
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "%s: belongs to another group than the first of these calls: start each group's calls separately",
+            work->label);
     }
     if (call->is_checked) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is given twice", work->label);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s: appears twice among the calls to start, expected once", work->label);
     }
     if (!dd_work_is_done(work)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s #%llu is under way and cannot be started again",
-                            work->label, (unsigned long long)work->sequence);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s #%llu is still running: wait for it before you start it again", work->label,
+                            (unsigned long long)work->sequence);
     }
     return DD_OK;
 }

@@ -22,8 +22,7 @@ carrier_compare_identities(const library_identity *all, int nranks, dd_error *er
         if (memcmp(&all[rank], &all[0], sizeof all[0]) != 0) {
             return dd_error_set(
                 err, DD_MISMATCH,
-                "rank %d has loaded %.16s, %.100s, and rank 0 %.16s, %.100s: all ranks load the same "
-                "library",
+                "rank %d has loaded %.16s, %.100s, and rank 0 %.16s, %.100s: all ranks must load the same library",
                 rank, all[rank].name, all[rank].version, all[0].name, all[0].version);
         }
     }
@@ -82,7 +81,7 @@ dd_group_set_carrier(dd_group *group, dd_carrier_library *library, const dd_wait
         return status;
     }
     if (dd_run_carrier(group->run) != NULL) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, GROUP_FORMAT " has a carrier already",
+        return dd_error_set(err, DD_INVALID_ARGUMENT, GROUP_FORMAT " already uses a library",
                             GROUP_ARGS(group));
     }
     status = agree_on_library(group, library, wait, &error);
@@ -97,7 +96,7 @@ dd_group_set_carrier(dd_group *group, dd_carrier_library *library, const dd_wait
     }
     if (status != DD_OK) {
         carrier_fail(group, &error);
-        dd_error_prepend(&error, GROUP_FORMAT ": cannot be carried by %s", GROUP_ARGS(group), library->name);
+        dd_error_prepend(&error, GROUP_FORMAT ": cannot use %s", GROUP_ARGS(group), library->name);
         return dd_error_copy(err, &error);
     }
     return DD_OK;

@@ -63,10 +63,9 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
     for (int i = 0; i < ninputs + noutputs; i++) {
         size_t nbytes = i < ninputs ? args->inputs[i].nbytes : args->outputs[i - ninputs].nbytes;
         if (nbytes % size != 0) {
-            return dd_error_set(
-                err, DD_INVALID_ARGUMENT,
-                "%s: a block has %zu bytes, which is not a whole number of elements of type %s", label,
-                nbytes, dd_dtype_name(args->reduction.dtype));
+            return dd_error_set(err, DD_INVALID_ARGUMENT,
+                                "%s: invalid block size: got %zu bytes, expected a multiple of %zu (%s)",
+                                label, nbytes, size, dd_dtype_name(args->reduction.dtype));
         }
     }
     if (ninputs == 0 || noutputs == 0) {
@@ -74,11 +73,13 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
     }
     size_t in = args->inputs[dd_coll_own_input(args->coll, group->rank)].nbytes;
     size_t out = args->outputs[dd_coll_own_output(args->coll, group->rank)].nbytes;
-    return in == out ? DD_OK
-                     : dd_error_set(err, DD_INVALID_ARGUMENT,
-                                    "%s: rank %d's own input has %zu bytes and its own output %zu: they must "
-                                    "be the same",
-                                    label, group->rank, in, out);
+    return in == out
+               ? DD_OK
+               : dd_error_set(
+                     err, DD_INVALID_ARGUMENT,
+                     "%s: rank %d's output for its own data has a wrong size: got %zu bytes, expected %zu "
+                     "as in its input",
+                     label, group->rank, out, in);
 }
 
 /* Add the size of even blocks to the signature, because a carrier's library compares no sizes. */
@@ -133,18 +134,18 @@ check_reduction(const dd_coll_args *args, dd_error *err)
     }
     if (dd_reduce_is_supported(dtype, op)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "%s: %s is not defined, because ranks reduce different numbers of tensors",
+                            "%s: unsupported reduction %s: ranks may reduce different numbers of tensors",
                             dd_coll_name(args->coll), dd_redop_name(op));
     }
-    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
-                        dd_redop_name(op), dd_dtype_name(dtype));
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: reduction %s does not support dtype %s",
+                        dd_coll_name(args->coll), dd_redop_name(op), dd_dtype_name(dtype));
 }
 
 dd_status
 group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form, dd_error *err)
 {
     if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: got %d, expected 0 to %d",
                             dd_coll_name(args->coll), args->root, group->size - 1);
     }
     dd_status status = check_reduction(args, err);

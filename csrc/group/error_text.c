@@ -245,7 +245,7 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
     case DD_CAUSE_LEFT:
         /* The group was closed too early on this rank. */
         if (blamed == group->rank && cause->origin == group->rank) {
-            (void)dd_error_set(error, DD_CLOSED, "the group was closed before it was done");
+            (void)dd_error_set(error, DD_CLOSED, "the group was closed before the operation was done");
             return;
         }
         append(&line, "%s has left the group%s%s", MEMBER(blamed), cause->text[0] != '\0' ? " " : "",
@@ -341,7 +341,7 @@ append_own_loss_locked(text_line *line, const dd_group *group, int rank)
     append(line, "%s at %s has sent %zu bytes to %s at %s which have not arrived", MEMBER(group->rank),
            ADDR(&loss.from), loss.nbytes, MEMBER(rank), ADDR(&loss.to));
     if (loss.nresends > 0) {
-        append(line, ", sent again %u times", loss.nresends);
+        append(line, ", retransmitted %u times", loss.nresends);
     }
     append(line, ": " LOSSY_PATH);
     return true;
@@ -401,7 +401,7 @@ group_add_progress_locked(const dd_group *group, const dd_message *message, dd_e
 {
     text_line line = {.used = 0};
     if (!message->is_send && message->id != 0) {
-        append(&line, "%zu bytes of it have arrived", message->moved);
+        append(&line, "%zu of %zu bytes have arrived", message->moved, message->received);
     } else if (!append_own_loss_locked(&line, group, message->rank)) {
         return;
     }
@@ -482,7 +482,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
     cause.other_signature = call->signature;
     cause.elapsed_ns = dd_clock_now_ns() - call->work.start_ns;
     if (nlate == 0) {
-        snprintf(cause.text, sizeof cause.text, "all ranks have arrived, and the data have not%s%.900s",
+        snprintf(cause.text, sizeof cause.text, "all ranks have arrived, but their data have not%s%.900s",
                  has_lost ? ": " : "", loss.text);
     } else {
         snprintf(cause.text, sizeof cause.text, "rank%s %.250s ha%s not arrived%.*s%s%.640s",

@@ -94,7 +94,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
         char own_text[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
         cause = group_make_cause(group, DD_CAUSE_OTHER, code, group->rank);
-        snprintf(cause.text, sizeof cause.text, "%s has no way to %s: %.600s",
+        snprintf(cause.text, sizeof cause.text, "%s cannot reach %s: %.600s",
                  group_print_member(group, group->rank, own_text), group_print_member(group, rank, rank_name),
                  error->message);
     } else {

@@ -30,7 +30,7 @@ stop_arena_locked(dd_group *group)
     dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {
-        dd_error_prepend(&error, "other ranks may still write to the array of this rank");
+        dd_error_prepend(&error, "other ranks may still write to this rank's array");
         group_append(&group->cause, error.message);
     }
 }

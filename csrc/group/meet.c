@@ -53,7 +53,7 @@ check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ende
 
 static const dd_meeting_kind group_kind = {
     .noun = "group",
-    .of_interrupted = "aborted the group: interrupted while it was being made",
+    .of_interrupted = "aborted the group: interrupted while it was being created",
     .read_payload = read_endpoint,
     .check_process = check_process,
 };

@@ -107,7 +107,7 @@ report_and_receive(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_w
         status = run_barrier_message(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
     if (status == DD_OK && report.text[0] != '\0') {
-        status = dd_error_set(err, DD_OP_TIMED_OUT, "rank 0 has given up: %.*s", (int)sizeof report.text - 1,
+        status = dd_error_set(err, DD_OP_TIMED_OUT, "rank 0 reported: %.*s", (int)sizeof report.text - 1,
                               report.text);
     }
     if (status != DD_OK && status != DD_INTERRUPTED) {

@@ -8,8 +8,9 @@ static dd_status
 check_shape(int rank, int size, dd_error *err)
 {
     if (size < 1 || rank < 0 || rank >= size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of a group of %d: a rank is in 0 to size - 1",
-                            rank, size);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid rank or size: got rank %d of %d, expected a rank in 0 to size - 1", rank,
+                            size);
     }
     return DD_OK;
 }
@@ -90,7 +91,7 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
 {
     dd_status status = check_shape(rank, size, err);
     if (status == DD_OK && size > 1 && store == NULL) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store to meet in", size);
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store: got none", size);
     }
     if (status == DD_OK) {
         status = dd_engine_check_fork(engine, err);

@@ -65,12 +65,12 @@ map_new_memory(size_t nbytes, void **data, int *fd, dd_error *err)
         *data = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
         if (*data == MAP_FAILED) {
             status = dd_error_set_errno(err, errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, errno,
-                                        "mmap failed; there may be too little memory, or a limit of it");
+                                        "mmap failed; memory is short, or limited");
             dd_fork_close(*fd);
         }
     }
     if (status != DD_OK) {
-        dd_error_prepend(err, "cannot make a shared array of %zu bytes", nbytes);
+        dd_error_prepend(err, "cannot create a shared array of %zu bytes", nbytes);
     }
     return status;
 }
@@ -260,7 +260,7 @@ remap_at(const dd_region *region, void *at, int fd, dd_error *err)
             MAP_FAILED) {
         return DD_OK;
     }
-    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot show a region of %zu bytes at %p",
+    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a region of %zu bytes at %p",
                                           region->nbytes, at);
     if (second != MAP_FAILED) {
         dd_sys_munmap(second, region->capacity);
@@ -272,7 +272,10 @@ dd_status
 dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **region, dd_error *err)
 {
     if ((uintptr_t)at % PAGE_BYTES != 0 || nbytes == 0) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes at %p are no mapping", nbytes, at);
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "invalid mapping: got %zu bytes at %p, expected at least 1 byte at the start of a page", nbytes,
+            at);
     }
     dd_region *adopting = NULL;
     dd_status status = alloc(group, nbytes, REGION_ADOPTED, &adopting, err);
@@ -433,7 +436,8 @@ make_private(uint8_t *at, size_t nbytes, dd_error *err)
             return DD_OK;
         }
     }
-    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make %zu bytes private", nbytes);
+    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno,
+                                          "cannot replace %zu shared bytes by a private copy", nbytes);
     if (own != MAP_FAILED) {
         dd_sys_munmap(own, nbytes);
     }
@@ -456,7 +460,8 @@ group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
             return make_private(base + offset, round_up_to_pages(block.nbytes), err);
         }
     }
-    return dd_error_set(err, DD_INTERNAL, "%zu bytes at %p are in no region", block.nbytes, block.data);
+    return dd_error_set(err, DD_INTERNAL, "%zu bytes at %p are not in a region of this group", block.nbytes,
+                        block.data);
 }
 
 /* ---- regions of other ranks */
@@ -563,16 +568,16 @@ map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
     size_t nbytes = 0;
     if (fd == DD_SOCK_FD_REFUSED) {
         return dd_error_set_errno(err, DD_SYSTEM, EMFILE,
-                                  "cannot take region %u of another rank of this host", id);
+                                  "cannot receive region %u of another rank of this host", id);
     }
     dd_status status = dd_shared_memory_measure(fd, &nbytes, err);
     if (status != DD_OK) {
-        dd_error_prepend(err, "what came as region %u", id);
+        dd_error_prepend(err, "received region %u", id);
         return status;
     }
     void *data = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map region %u of %zu bytes", id, nbytes);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of region %u (%zu bytes) failed", id, nbytes);
     }
     *memory = (dd_block){.data = data, .nbytes = nbytes};
     return DD_OK;

@@ -160,7 +160,7 @@ report_own_failure(dd_group *group, const group_setup *setup, dd_error *error)
     dd_cause cause = cause_of_own_failure(group, error);
     if (error->code == DD_INTERRUPTED) {
         cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
-        snprintf(cause.text, sizeof cause.text, "interrupted while it was being made");
+        snprintf(cause.text, sizeof cause.text, "interrupted while it was being created");
     }
     bool may_be_consequence = error->code == DD_PEER_LOST && setup->bulletin != NULL;
     if (may_be_consequence) {
@@ -213,7 +213,7 @@ group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
         find_own_part(group, &error);
         report_own_failure(group, setup, &error);
         if (error.code == DD_PEER_LOST && error.blamed.rank == group->rank) {
-            dd_error_prepend(&error, "another rank has given up");
+            dd_error_prepend(&error, "another rank failed because of this rank");
         }
         dd_error_prepend(&error, GROUP_FORMAT ": cannot connect the ranks", GROUP_ARGS(group));
         return dd_error_copy(err, &error);

@@ -63,10 +63,11 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own_rank,
     *own_rank = -1;
     for (int i = 0; i < nranks && status == DD_OK; i++) {
         if (ranks[i] < 0 || ranks[i] >= parent->size) {
-            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
-                                  parent->size - 1);
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: invalid rank: got %d, expected 0 to %d",
+                                  ranks[i], parent->size - 1);
         } else if (is_named[ranks[i]]) {
-            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d appears twice, expected once",
+                                  ranks[i]);
         } else {
             is_named[ranks[i]] = true;
             *own_rank = ranks[i] == parent->rank ? i : *own_rank;
@@ -74,10 +75,10 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own_rank,
     }
     dd_mem_free(is_named);
     if (status == DD_OK && *own_rank < 0) {
-        status =
-            dd_error_set(err, DD_INVALID_ARGUMENT,
-                         "split: rank %d is not among the %d ranks of the new group, and only they make it",
-                         parent->rank, nranks);
+        status = dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "split: rank %d is not one of the %d ranks of the new group: only its members may call this",
+            parent->rank, nranks);
     }
     return status;
 }

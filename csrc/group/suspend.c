@@ -17,8 +17,8 @@ check_quiet_locked(dd_group *group, dd_error *err)
     dd_status status = dd_group_check_usable_locked(group, "suspend", err);
     if (status == DD_OK && !dd_list_is_empty(&group->collectives)) {
         status = dd_error_set(err, DD_INVALID_ARGUMENT,
-                              "suspend: another thread has called a collective of " GROUP_FORMAT
-                              " meanwhile, which must wait for resume()",
+                              "suspend: another thread called a collective of " GROUP_FORMAT
+                              ": call none between suspend() and resume()",
                               GROUP_ARGS(group));
     }
     return status;
@@ -82,7 +82,7 @@ vote(dd_group *group, bool is_ready, const dd_wait *wait, dd_error *err)
     if (highest >= 0) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
                             "suspend: rank %d of " GROUP_FORMAT
-                            " cannot suspend it, so no rank does; its error has the reason",
+                            " cannot suspend it, so no rank does; see the error of that rank",
                             (int)highest, GROUP_ARGS(group));
     }
     return DD_OK;

@@ -229,7 +229,7 @@ walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
     dd_engine_unlock(group->engine);
     dd_status status = group_await_others(group, vote->setup, are_legs_done, vote, wait, err);
     dd_error over;
-    dd_error_set(&over, DD_ABORTED, "the creation of the group has ended");
+    dd_error_set(&over, DD_ABORTED, "the group's creation has ended");
     dd_engine_lock(group->engine);
     if (status == DD_OP_TIMED_OUT) {
         error_absent_locked(vote, wait, err);

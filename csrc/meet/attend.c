@@ -89,7 +89,7 @@ list_attendance(const meeting_call *call, attendance *seen)
         int name = meeting_name_of(call, rank);
         if (is_found) {
             append_rank(seen->present, sizeof seen->present, name, &member,
-                        is_earlier ? ", has given up since" : "");
+                        is_earlier ? ", has left since" : "");
             seen->npresent++;
         } else {
             append_rank(seen->absent, sizeof seen->absent, name, NULL, "");
@@ -157,8 +157,8 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
                      seen.absent, accept_error, refused[0] != '\0' ? "; " : "", refused);
         dd_error_blame(err, seen.first_absent, NULL, 0);
     }
-    dd_error_prepend(err, "rank %d waited %.1f s for the others", meeting_name_of(call, call->meeting->rank),
-                     dd_wait_elapsed_s(call->keys.wait));
+    dd_error_prepend(err, "rank %d waited %.1f s for the other ranks",
+                     meeting_name_of(call, call->meeting->rank), dd_wait_elapsed_s(call->keys.wait));
     return DD_OP_TIMED_OUT;
 }
 
@@ -207,7 +207,7 @@ warn_of_refused(const meeting_call *call, meeting_watch *watch, dd_error *err)
     dd_status status = watch->has_warned ? DD_OK : print_refused(call, refused, err);
     if (refused[0] != '\0') {
         watch->has_warned = true;
-        DD_LOG(DD_LOG_INFO, "%s (rank %d of %d) waits for others; %s", meeting_print_title(call, title),
+        DD_LOG(DD_LOG_INFO, "%s (rank %d of %d) waits for other ranks; %s", meeting_print_title(call, title),
                meeting_name_of(call, call->meeting->rank), call->meeting->size, refused);
     }
     return status == DD_INTERRUPTED ? status : DD_OK;
@@ -229,7 +229,7 @@ meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *
         status = meeting_check_process(call, published, &watch->was_seen, &has_ended, err);
     }
     if (status == DD_OK && has_ended && meeting_read_member(call, published, &member)) {
-        status = dd_error_set(err, DD_PEER_LOST, "lost %s: its process has ended while the %s was being made",
+        status = dd_error_set(err, DD_PEER_LOST, "lost %s: its process exited while the %s was being created",
                               meeting_print_member(call, watch->rank, &member, rank_name),
                               call->meeting->kind->noun);
         dd_error_blame(err, meeting_name_of(call, watch->rank), member.host, member.pid);

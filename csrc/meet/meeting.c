@@ -26,8 +26,10 @@ read_other(const meeting_call *call, dd_bytes published, const char *label, dd_m
     char title[MEETING_TITLE_MAX];
     return meeting_read_member(call, published, member)
                ? DD_OK
-               : dd_error_set(err, DD_STORE, "the store holds something else where %s of %s should be", label,
-                              meeting_print_title(call, title));
+               : dd_error_set(
+                     err, DD_STORE,
+                     "malformed value in the store for %s of %s; does another program use the same keys?",
+                     label, meeting_print_title(call, title));
 }
 
 /* ---- ends of meetings */
@@ -90,7 +92,7 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *rep
     if (why->code == DD_INTERRUPTED) {
         dd_error_set(reported, DD_ABORTED, "%s %s", rank_name, call->meeting->kind->of_interrupted);
     } else {
-        dd_error_set(reported, DD_ABORTED, "%s has given up: %s", rank_name, why->message);
+        dd_error_set(reported, DD_ABORTED, "%s has left: %s", rank_name, why->message);
     }
     dd_error_blame(reported, meeting_name_of(call, call->meeting->rank), own_member.host, own_member.pid);
     return true;
@@ -141,8 +143,9 @@ check_other_process(const meeting_call *call, dd_bytes taken, bool *is_done, dd_
         status = cancel_if_dead(call, taken, is_done, err);
     }
     if (status == DD_OK && !*is_done) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %s is taken: by %s, pid %lld", name,
-                              meeting_print_title(call, title), member.host, member.pid);
+        status = dd_error_set(err, DD_INVALID_ARGUMENT,
+                              "rank %d of %s is taken by %s, pid %lld: expected one process for each rank",
+                              name, meeting_print_title(call, title), member.host, member.pid);
         dd_error_blame(err, name, member.host, member.pid);
     }
     return status;
@@ -174,7 +177,7 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     bool is_valid = split_size(value, &size, &rank, &published);
     dd_status status = read_other(call, is_valid ? published : (dd_bytes){0}, "the size", &other_member, err);
     if (status == DD_OK && !meeting_read_member(call, call->own, &own_member)) {
-        status = dd_error_set(err, DD_INTERNAL, "a rank cannot read its own payload");
+        status = dd_error_set(err, DD_INTERNAL, "malformed payload of this rank");
     }
     if (status == DD_OK) {
         status = cancel_if_dead(call, published, is_done, err);
@@ -185,7 +188,7 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     char first[128];
     char second[128];
     dd_error error;
-    dd_error_set(&error, DD_MISMATCH, "%s says that it has %d ranks, and %s that it has %d",
+    dd_error_set(&error, DD_MISMATCH, "ranks disagree on the number of ranks: %s has %d, %s has %d",
                  meeting_print_member(call, rank, &other_member, first), size,
                  meeting_print_member(call, meeting->rank, &own_member, second), meeting->size);
     dd_error_blame(&error, meeting_name_of(call, meeting->rank), own_member.host, own_member.pid);
@@ -354,7 +357,7 @@ explain_lost_store(const meeting_call *call, dd_error *err)
         return err->code;
     }
     dd_error lost = *err;
-    dd_error_set(err, why.code, "%s (rank %d of %d): %.500s; the store has ended since: %.300s",
+    dd_error_set(err, why.code, "%s (rank %d of %d): %.500s; then the store failed: %.300s",
                  meeting_print_title(call, title), meeting_name_of(call, call->meeting->rank),
                  call->meeting->size, why.message, lost.message);
     err->blamed = why.blamed;
@@ -368,8 +371,9 @@ dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_
     dd_blob published = {0};
     meeting_call call = {.meeting = meeting};
     if (meeting->name.len > DD_MEETING_NAME_MAX) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "the name of a %s has at most %d bytes, not %zu",
-                            meeting->kind->noun, DD_MEETING_NAME_MAX, meeting->name.len);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "the name of the %s is too long: got %zu bytes, expected at most %d",
+                            meeting->kind->noun, meeting->name.len, DD_MEETING_NAME_MAX);
     }
     dd_status status = meeting_keys_init(&call.keys, meeting->store, "dldist/", meeting->name, wait, &error);
     if (status == DD_OK) {

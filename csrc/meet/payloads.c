@@ -49,8 +49,10 @@ find_payloads(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
         out->bytes.len += before.len;
     }
     if (status == DD_OK && count < size) {
-        status = dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the payload of rank %d", size,
-                              count);
+        status = dd_error_set(
+            err, DD_STORE,
+            "malformed end of a meeting of %d ranks in the store: the payload of rank %d is missing", size,
+            count);
     }
     if (status != DD_OK) {
         dd_meeting_end_fini(out);
@@ -69,8 +71,9 @@ meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err)
     int size_found = 0;
     uint64_t id = 0;
     if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &size_found, &id) != 2 || size_found != size) {
-        return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
-                            text, size);
+        return dd_error_set(
+            err, DD_STORE,
+            "malformed end of a meeting in the store: got \"%s\", expected \"ok %d\" and an id", text, size);
     }
     *out = (dd_meeting_end){.id = id};
     return find_payloads(size, dd_bytes_after(end, len + 1), out, err);

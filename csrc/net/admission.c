@@ -27,8 +27,8 @@ on_late_peer(dd_timer *timer)
 {
     dd_admission_peer *peer = DD_CONTAINER_OF(timer, dd_admission_peer, timer);
     peer->admission->close(peer, peer->stage == DD_ADMISSION_SILENT
-                                     ? "it sent no message before its deadline"
-                                     : "it did not finish the handshake before its deadline");
+                                     ? "no message before the deadline"
+                                     : "handshake not finished before the deadline");
 }
 
 static void

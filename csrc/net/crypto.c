@@ -37,10 +37,10 @@ dd_crypto_load(dd_error *err)
     atomic_store_explicit(&is_loaded, is_available, memory_order_release);
     dd_lock_release(&loading);
     if (!is_available) {
-        return dd_error_set(err, DD_NOT_SUPPORTED,
-                            "what leaves this host is encrypted, as the job has a secret, and OpenSSL's "
-                            "libcrypto is not there to do it: install it (libssl3), or set "
-                            "DLDIST_ENCRYPTION=off for all ranks");
+        return dd_error_set(
+            err, DD_NOT_SUPPORTED,
+            "a job with a secret encrypts its connections, which needs OpenSSL's libcrypto: install it "
+            "(libssl3), or set DLDIST_ENCRYPTION=off for all ranks");
     }
     if (is_first) {
         DD_LOG(DD_LOG_INFO, "connections over TCP are encrypted with %s, by %s",
@@ -72,7 +72,7 @@ dd_x25519_make(dd_x25519_pair *pair, dd_error *err)
 {
     dd_status status = dd_auth_random(pair->secret, sizeof pair->secret, err);
     if (status == DD_OK && !crypto_x25519_point(pair->secret, pair->point)) {
-        status = dd_error_set(err, DD_OUT_OF_MEMORY, "libcrypto cannot make a key");
+        status = dd_error_set(err, DD_OUT_OF_MEMORY, "libcrypto cannot create a key");
     }
     return status;
 }

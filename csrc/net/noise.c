@@ -100,7 +100,9 @@ decrypt_and_hash(dd_noise *self, dd_bytes sealed, uint8_t *plain, dd_error *err)
     bool is_opened = dd_aead_open(aead, 0, dd_bytes_of(self->hash, sizeof self->hash), sealed, plain);
     dd_aead_destroy(aead);
     if (!is_opened) {
-        return dd_error_set(err, DD_AUTH, "it has another secret, or its words were changed on the way");
+        return dd_error_set(
+            err, DD_AUTH,
+            "handshake failed authentication: the secrets differ, or the connection was tampered with");
     }
     mix_hash(self, sealed);
     return DD_OK;
@@ -126,7 +128,7 @@ mix_agreement(dd_noise *self, const uint8_t point[DD_CRYPTO_POINT_BYTES], dd_err
 {
     uint8_t common[DD_CRYPTO_POINT_BYTES];
     if (!dd_x25519_agree(&self->pair, point, common)) {
-        return dd_error_set(err, DD_AUTH, "its key is none that an honest process makes");
+        return dd_error_set(err, DD_AUTH, "handshake failed authentication: invalid public key");
     }
     mix_key(self, dd_bytes_of(common, sizeof common));
     dd_crypto_wipe(common, sizeof common);

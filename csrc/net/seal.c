@@ -381,10 +381,10 @@ dd_seal_error_forged(int fd, dd_status code, dd_error *err)
     char available[DD_ADDR_TEXT_MAX];
     dd_addr own_address = dd_sock_local_addr(fd);
     dd_addr peer_address = dd_sock_peer_addr(fd);
-    return dd_error_set(err, code,
-                        "what came over the encrypted connection from %s to %s is not what was sent: it was "
-                        "changed, repeated or cut on the way",
-                        dd_addr_print(&peer_address, available), dd_addr_print(&own_address, local_text));
+    return dd_error_set(
+        err, code,
+        "encrypted connection %s -> %s: record failed authentication (tampered, replayed or truncated)",
+        dd_addr_print(&peer_address, available), dd_addr_print(&own_address, local_text));
 }
 
 bool

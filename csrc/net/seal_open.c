@@ -63,14 +63,14 @@ dd_seal_finish(dd_noise *noise, dd_bytes secret, dd_seal_use use, dd_bytes secon
     uint8_t received[CLEAR_MAX];
     dd_noise_keys keys;
     if (second.len != DD_NOISE_SECOND_BYTES(clear.len) || clear.len > sizeof received) {
-        return dd_error_set(err, DD_PROTOCOL, "handshake reply has another size: got %zu bytes, expected %zu",
+        return dd_error_set(err, DD_PROTOCOL, "handshake reply has a wrong size: got %zu bytes, expected %zu",
                             second.len, DD_NOISE_SECOND_BYTES(clear.len));
     }
     dd_status status = dd_noise_finish(noise, secret, second, received, &keys, err);
     dd_noise_wipe(noise);
     if (status == DD_OK && !dd_bytes_equal(dd_bytes_of(received, clear.len), clear)) {
         dd_crypto_wipe(&keys, sizeof keys);
-        status = dd_error_set(err, DD_AUTH, "its answer was changed on the way");
+        status = dd_error_set(err, DD_AUTH, "handshake reply failed authentication (tampered)");
     }
     return status == DD_OK ? make_seal(&keys, use, seal, err) : status;
 }

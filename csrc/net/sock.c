@@ -375,7 +375,7 @@ dd_sock_find_port(int fd, uint16_t *port, dd_error *err)
 {
     dd_addr bound = dd_sock_local_addr(fd);
     if (bound.len == 0) {
-        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot tell the port of a socket");
+        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot read the port of a socket");
     }
     *port = dd_addr_port(&bound);
     return DD_OK;

@@ -17,7 +17,7 @@ make_folders(const char *path, dd_error *err)
     for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
         if (dd_sys_mkdir(folder, 0700) != 0 && errno != EEXIST) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: making the folder %s", folder);
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: mkdir %s", folder);
         }
     }
     return DD_OK;
@@ -31,7 +31,7 @@ write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
     int fd = dd_sys_mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: opening %s", temporary);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: open %s", temporary);
     }
     int code = 0;
     for (size_t done = 0; code == 0 && done < bytes.len;) {
@@ -58,14 +58,15 @@ static dd_status
 name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
 {
     if (path[0] == '\0') {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "writing a dump: its path is empty");
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "writing a dump: empty path");
     }
     const char *slash = strrchr(path, '/');
     int folder_len = slash != NULL ? (int)(slash + 1 - path) : 0;
     int len = snprintf(temporary, PATH_MAX, "%.*s.%s.XXXXXX", folder_len, path, path + folder_len);
     if (len < 0 || len >= PATH_MAX) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "writing a dump: its path has %zu bytes, too many",
-                            strlen(path));
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "writing a dump: path too long: got %zu bytes, expected less than %d",
+                            strlen(path), PATH_MAX);
     }
     return DD_OK;
 }

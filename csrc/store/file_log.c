@@ -118,7 +118,7 @@ dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err)
     const size_t room = (size_t)DD_FILE_RECORD_MAX_BYTES - DD_FILE_RECORD_HEAD_BYTES;
     if (record->key.len > room || record->value.len > room - record->key.len) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "key of %zu bytes and value of %zu are together over the limit of %zu bytes",
+                            "key and value too large: got %zu + %zu bytes, expected at most %zu together",
                             record->key.len, record->value.len, room);
     }
     record_head head = {

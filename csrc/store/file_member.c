@@ -142,7 +142,7 @@ dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err
     struct stat info;
     int rc = dd_sys_fstat(member->fd, &info);
     if (rc != 0 && errno != ESTALE) {
-        return failed(member, "look at the file", err);
+        return failed(member, "stat the file", err);
     }
     if (rc != 0 || info.st_nlink == 0) {
         return dd_error_set(err, DD_STORE, "%s: the file was deleted while it was in use", member->where);
@@ -154,7 +154,7 @@ dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err
         return status;
     }
     if (!dd_file_header_is_of_run(start, member->run_id)) {
-        return dd_error_set(err, DD_STORE, "%s: the file was taken over by another job", member->where);
+        return dd_error_set(err, DD_STORE, "%s: another job has taken over the file", member->where);
     }
     *size = (uint64_t)info.st_size;
     return DD_OK;
@@ -180,7 +180,7 @@ dd_file_member_cut(const dd_file_member *member, uint64_t size, dd_error *err)
 {
     while (dd_sys_ftruncate(member->fd, (off_t)size) != 0) {
         if (errno != EINTR) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot cut the file to %llu bytes",
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot truncate the file to %llu bytes",
                                       member->where, (unsigned long long)size);
         }
     }
@@ -203,7 +203,7 @@ find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
     *is_at_path = false;
     if (dd_sys_fstat(member->fd, &open_file) != 0 || dd_sys_stat(member->absolute_path, &at_path) != 0) {
         bool is_missing = errno == ENOENT || errno == ESTALE;
-        return is_missing ? DD_OK : failed(member, "look at the file", err);
+        return is_missing ? DD_OK : failed(member, "stat the file", err);
     }
     *is_at_path = open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
     return DD_OK;
@@ -218,7 +218,8 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
         return dd_error_set(err, DD_INVALID_ARGUMENT, "the path of a FileStore is empty");
     }
     if (path[0] != '/' && dd_sys_getcwd(directory, sizeof directory) == NULL) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "FileStore \"%s\": no working directory", path);
+        return dd_error_set_errno(err, DD_SYSTEM, errno,
+                                  "FileStore \"%s\": cannot read the working directory", path);
     }
     size_t path_size = strlen(path) + 1;
     size_t absolute_size = strlen(directory) + 1 + path_size;
@@ -244,15 +245,15 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
      * users can write to, a symbolic link could lead to any of this user's files. */
     int fd = dd_sys_open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
     if (fd < 0 && (errno == ENOENT || errno == EINTR || errno == ESTALE)) {
-        *obstacle = errno == ENOENT  ? "the directory is not there"
-                    : errno == EINTR ? "opening it is interrupted by signals"
-                                     : "its file system has a stale file handle (ESTALE)";
+        *obstacle = errno == ENOENT  ? "the directory does not exist"
+                    : errno == EINTR ? "signals keep interrupting open()"
+                                     : "stale file handle (ESTALE)";
         return DD_OK;
     }
     if (fd < 0) {
-        return failed(
-            member, errno == ELOOP ? "open a symbolic link: give the path that it leads to" : "open the file",
-            err);
+        return failed(member,
+                      errno == ELOOP ? "open a symbolic link; pass the path of its target" : "open the file",
+                      err);
     }
     member->fd = dd_fork_register(fd);
     struct stat info;
@@ -265,7 +266,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
     }
     if (!is_at_path) {
         /* The last member of a job may have removed the file between open() and the lock. */
-        *obstacle = "others keep replacing it";
+        *obstacle = "other processes keep replacing the file";
     }
     if (status != DD_OK || *obstacle != NULL) {
         dd_fork_close(fd);
@@ -299,14 +300,16 @@ check_live(const dd_file_member *member, dd_file_header_state state, int64_t wor
            dd_file_header *header, dd_error *err)
 {
     if (state == DD_FILE_HEADER_VERSION) {
-        return dd_error_set(err, DD_STORE, "%s: in use by a job of another version", member->where);
+        return dd_error_set(err, DD_STORE, "%s: in use by a job with another version of dldist",
+                            member->where);
     }
     if (state != DD_FILE_HEADER_VALID) {
-        return dd_error_set(err, DD_STORE, "%s: the header is damaged while others have the file open",
+        return dd_error_set(err, DD_STORE, "%s: damaged header, and other processes have the file open",
                             member->where);
     }
     if (world_size >= 0 && header->world_size >= 0 && header->world_size != world_size) {
-        return dd_error_set(err, DD_STORE, "%s: in use by a job with world size %lld, ours is %lld",
+        return dd_error_set(err, DD_STORE,
+                            "%s: in use by a job with another world size: got %lld, expected %lld",
                             member->where, (long long)header->world_size, (long long)world_size);
     }
     if (header->world_size < 0) {
@@ -328,7 +331,8 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     dd_file_header header = {.world_size = -1};
     dd_file_header_state state = dd_file_header_parse(start, &header);
     if (state == DD_FILE_HEADER_FOREIGN) {
-        return dd_error_set(err, DD_STORE, "%s: the file is not empty and not a FileStore's; left as it is",
+        return dd_error_set(err, DD_STORE,
+                            "%s: not empty, and not the file of a FileStore; it was left unchanged",
                             member->where);
     }
     lock_result alone = try_lock_byte(member->fd, LOCK_MEMBER, F_WRLCK);
@@ -339,7 +343,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
         status = check_live(member, state, world_size, &header, err);
     } else if (!is_stale_file(state, &header, world_size)) {
         DD_LOG(DD_LOG_INFO, "%s: starting a run, world size %lld%s", member->where, (long long)world_size,
-               start.len > 0 ? "; dropped what an earlier one had left" : "");
+               start.len > 0 ? "; dropped the data of an earlier run" : "");
         status = start_run(member, world_size, &header, err);
     }
     if (status != DD_OK) {
@@ -347,7 +351,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     header.joined++;
     if (header.world_size >= 0 && header.joined > (uint64_t)header.world_size) {
-        DD_LOG(DD_LOG_INFO, "%s: member %llu of a job of %lld; a restarted rank?", member->where,
+        DD_LOG(DD_LOG_INFO, "%s: member %llu of a job of %lld joined; was a rank restarted?", member->where,
                (unsigned long long)header.joined, (long long)header.world_size);
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);

@@ -48,7 +48,7 @@ read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
     }
     if (size < self->log.offset) {
         return dd_error_set(
-            err, DD_STORE, "%s: something else cut the file to %llu bytes, of which %llu had been read",
+            err, DD_STORE, "%s: another program truncated the file: got %llu bytes, expected at least %llu",
             self->member.where, (unsigned long long)size, (unsigned long long)self->log.offset);
     }
     status = dd_file_log_replay(&self->log, self->member.fd, size, tail, err);
@@ -68,10 +68,10 @@ read_to_end_locked(file_store *self, dd_error *err)
         return status;
     }
     if (tail == DD_FILE_TAIL_DAMAGED) {
-        return dd_error_set(err, DD_STORE, "%s: damaged record at offset %llu, with others after it",
+        return dd_error_set(err, DD_STORE, "%s: damaged record at offset %llu, followed by other records",
                             self->member.where, (unsigned long long)self->log.offset);
     }
-    DD_LOG(DD_LOG_INFO, "%s: cutting off half a record at offset %llu, of a writer that died",
+    DD_LOG(DD_LOG_INFO, "%s: removing an incomplete record at offset %llu, whose writer has died",
            self->member.where, (unsigned long long)self->log.offset);
     return dd_file_member_cut(&self->member, self->log.offset, err);
 }

@@ -48,10 +48,11 @@ append_generic(dd_store *store, const dd_store_request *request, const dd_wait *
         }
         if (dd_wait_has_expired(wait)) {
             char shown[128];
-            return dd_error_set(err, DD_TIMED_OUT,
-                                "append to key \"%s\" timed out after %.3f s on %s: others keep changing it",
-                                dd_bytes_print(request->keys[0], shown, sizeof shown),
-                                dd_wait_elapsed_s(wait), store->ops->kind);
+            return dd_error_set(
+                err, DD_TIMED_OUT,
+                "append to key \"%s\" timed out after %.3f s on %s: other clients keep changing it",
+                dd_bytes_print(request->keys[0], shown, sizeof shown), dd_wait_elapsed_s(wait),
+                store->ops->kind);
         }
         status = dd_wait_check(wait, err);
         if (status != DD_OK) {
@@ -187,5 +188,5 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
     if (op == DD_STORE_MEET) {
         return meeting_join(store, NULL, request, result, wait, err);
     }
-    return dd_error_set(err, DD_INTERNAL, "%s cannot be made of other operations", dd_store_op_name(op));
+    return dd_error_set(err, DD_INTERNAL, "%s cannot be built from other operations", dd_store_op_name(op));
 }

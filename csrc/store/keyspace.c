@@ -336,7 +336,7 @@ number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
     errno = 0;
     *number = strtoll(copy, &end, 10);
     if (errno == ERANGE) {
-        return number_error(err, "is not a number of 64 bits", key, text);
+        return number_error(err, "is not a number that fits into 64 bits", key, text);
     }
     return end == copy && text.len > 0 ? number_error(err, "is not a number", key, text) : DD_OK;
 }
@@ -619,7 +619,7 @@ dd_keyspace_answer_borrowed(dd_keyspace *ks, const dd_store_request *request, dd
     case DD_STORE_MEET:
         return dd_keyspace_meet(ks, request, result, err);
     }
-    return dd_error_set(err, DD_INTERNAL, "no keyspace knows operation %d", (int)request->op);
+    return dd_error_set(err, DD_INTERNAL, "unknown store operation: got %d", (int)request->op);
 }
 
 static dd_status

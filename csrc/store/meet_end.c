@@ -41,7 +41,9 @@ append_payloads(const dd_blob_list *published, dd_blob *end, dd_error *err)
         size_t common = count_common(before, payload);
         uint8_t head[MEETING_PAYLOAD_HEAD_NBYTES];
         if (payload.len > UINT16_MAX) {
-            return dd_error_set(err, DD_STORE, "the payload of rank %zu has %zu bytes", i, payload.len);
+            return dd_error_set(err, DD_STORE,
+                                "payload of rank %zu too large: got %zu bytes, expected at most %d", i,
+                                payload.len, UINT16_MAX);
         }
         dd_put_number(head, common, 1);
         dd_bytes rest = dd_bytes_after(payload, common);

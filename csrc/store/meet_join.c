@@ -376,8 +376,10 @@ meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request, 
         .reply = reply,
     };
     if (self.rank >= self.size || self.published.len < MEETING_NONCE_BYTES) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d cannot come to a meeting with %zu bytes",
-                            self.rank, self.size, self.published.len);
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "malformed meeting request: got rank %d of %d with %zu bytes, expected at least %d", self.rank,
+            self.size, self.published.len, MEETING_NONCE_BYTES);
     }
     dd_status status = meeting_keys_init(&self.keys, store, "", request->keys[0], wait, err);
     reply->state = DD_MEET_AGAIN;
@@ -413,7 +415,7 @@ bare_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     for (dd_bytes payload; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &payload);) {
         rank++;
     }
-    return dd_error_set(err, DD_STORE, "all %zu ranks were counted, and the payload of rank %zu is missing",
+    return dd_error_set(err, DD_STORE, "all %zu ranks were counted, but the payload of rank %zu is missing",
                         request->nkeys, rank);
 }
 

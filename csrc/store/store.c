@@ -231,8 +231,10 @@ dd_store_check_fork(const dd_store *store, dd_error *err)
     if (!dd_store_is_forked(store)) {
         return DD_OK;
     }
-    return dd_error_set(err, DD_FORKED, "%s was opened in process %lld, used in process %lld after a fork",
-                        store->ops->kind, store->owner_pid, (long long)dd_sys_getpid());
+    return dd_error_set(
+        err, DD_FORKED,
+        "%s was opened in process %lld and used in process %lld after a fork; open it again there",
+        store->ops->kind, store->owner_pid, (long long)dd_sys_getpid());
 }
 
 int64_t

@@ -73,7 +73,7 @@ tcp_conn_close(tcp_conn *conn, const char *why)
         return;
     }
     char client[TCP_CLIENT_NAME_MAX];
-    DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
+    DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s closed: %s", conn->server->port,
            tcp_conn_print_name(conn, client), why);
     bool is_refused = conn->state != TCP_CONN_OPEN && conn->client[0] != '\0' && !conn->is_surplus;
     if (is_refused && conn->server->secret.len > 0) {
@@ -129,7 +129,7 @@ update_watched_events(tcp_conn *conn)
         struct epoll_event event = {.events = events, .data.ptr = &conn->handler};
         if (dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event) != 0) {
             dd_error why;
-            (void)dd_error_set_errno(&why, DD_SYSTEM, errno, "it cannot be watched");
+            (void)dd_error_set_errno(&why, DD_SYSTEM, errno, "epoll_ctl failed");
             tcp_conn_close(conn, why.message);
         }
     }
@@ -155,7 +155,7 @@ send_out(tcp_conn *conn)
             break;
         }
         if (io != DD_IO_OK) {
-            tcp_conn_close(conn, "it does not take its reply");
+            tcp_conn_close(conn, "sending a reply failed");
             return;
         }
         conn->out_sent += moved;
@@ -205,7 +205,7 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     conn->op = bytes.data[head - 1];
     const dd_tcp_op_row *row = dd_tcp_find_op(conn->op);
     if (row == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
-        tcp_conn_close(conn, "it sent an operation that is not allowed");
+        tcp_conn_close(conn, "operation not allowed");
         return false;
     }
     dd_tcp_scan_begin(&conn->scan, row->request, 1, head);
@@ -235,7 +235,7 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     if (conn->is_reply_clear && *used < bytes.len) {
         /* An attacker on the path could have inserted bytes before the sealed ones. */
-        tcp_conn_close(conn, "it says something in the clear behind its hello");
+        tcp_conn_close(conn, "unencrypted bytes after the handshake");
     }
     return true;
 }
@@ -277,7 +277,7 @@ read_and_serve(tcp_conn *conn)
         return;
     }
     if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
-        tcp_conn_close(conn, "no memory for its request");
+        tcp_conn_close(conn, "no memory for the request");
     }
     if (conn->is_closing) {
         return;
@@ -302,7 +302,7 @@ read_and_serve(tcp_conn *conn)
     }
     size_t done = serve_complete(conn, dd_bytes_of(room, moved));
     if (!conn->is_closing && dd_blob_append(&conn->in, room + done, moved - done, NULL) != DD_OK) {
-        tcp_conn_close(conn, "no memory for its request");
+        tcp_conn_close(conn, "no memory for the request");
     }
 }
 

@@ -38,12 +38,13 @@ joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wa
     char rejected[128] = "";
     if (server->nrejected > 0) {
         snprintf(rejected, sizeof rejected,
-                 "; connections were turned away %u times: this process may have %zu open files (ulimit -n)",
+                 "; connections were rejected %u times: the limit of %zu open files is reached (ulimit -n)",
                  server->nrejected, dd_sock_fd_limit());
     }
     return dd_error_set(
         err, DD_TIMED_OUT,
-        "Timed out after %.15g seconds waiting for clients. %lld/%lld clients joined%s; the store's port is %u%s",
+        "Timed out after %.15g seconds waiting for clients. %lld/%lld clients joined%s; the store's port is "
+        "%u%s",
         dd_wait_limit_s(wait), (long long)server->njoined, (long long)world_size, server->joined,
         server->port, rejected);
 }

@@ -141,7 +141,7 @@ tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err)
         return result == DD_TCP_SCAN_BAD ? DD_PROTOCOL : DD_OK;
     }
     if (in.len != reply->scan.at) {
-        return dd_error_set(err, DD_PROTOCOL, "the server sent more than its reply");
+        return dd_error_set(err, DD_PROTOCOL, "malformed reply: bytes after its end");
     }
     *is_whole = true;
     reply->reader.at = reply->head > 0 ? in.data + reply->head : in.data; /* in.data may be NULL */
@@ -231,7 +231,7 @@ detect_server(handshake *shake)
     status = exchange_messages(shake, DD_TCP_PING);
     uint32_t answer = status == DD_OK ? (uint32_t)dd_tcp_read(&shake->reply, 'u') : offer;
     if (status == DD_PROTOCOL || (answer != offer && answer != ~offer)) {
-        return dd_error_set(shake->err, DD_PROTOCOL, "what answers there is not a TCPStore");
+        return dd_error_set(shake->err, DD_PROTOCOL, "not a TCPStore; another program may use this address");
     }
     shake->link->is_extended = answer == ~offer;
     return status;
@@ -282,11 +282,11 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 {
     uint32_t version = (uint32_t)dd_tcp_read(reader, 'u');
     if (version != DD_TCP_VERSION) {
-        return dd_error_set(err, DD_PROTOCOL,
-                            "the server speaks version %" PRIu32
-                            " of dldist's store protocol and the client version "
-                            "%d: install the same version of dldist on both",
-                            version, DD_TCP_VERSION);
+        return dd_error_set(
+            err, DD_PROTOCOL,
+            "the server has version %" PRIu32
+            " of dldist's store protocol, expected %d; install the same version of dldist on both",
+            version, DD_TCP_VERSION);
     }
     target->limits.max_key_bytes = dd_tcp_read(reader, '#');
     target->limits.max_value_bytes = dd_tcp_read(reader, '#');
@@ -328,10 +328,11 @@ exchange_proofs(handshake *shake, dd_bytes opening)
         return dd_error_set(shake->err, DD_AUTH, "the client has a secret and the server has none");
     }
     if (nonce.len != DD_AUTH_NONCE_BYTES) {
-        return dd_error_set(shake->err, DD_PROTOCOL, "the server's challenge has %zu bytes", nonce.len);
+        return dd_error_set(shake->err, DD_PROTOCOL, "malformed challenge: got %zu bytes, expected %d",
+                            nonce.len, DD_AUTH_NONCE_BYTES);
     }
     if (!dd_auth_check(secret, DD_AUTH_STORE_SERVER, opening, nonce.data, server_proof)) {
-        return dd_error_set(shake->err, DD_AUTH, "the server's secret is not the client's");
+        return dd_error_set(shake->err, DD_AUTH, "the server's secret differs from the client's");
     }
     dd_auth_prove(secret, DD_AUTH_STORE_CLIENT, opening, nonce.data, proof);
     dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
@@ -379,9 +380,9 @@ do_handshake(handshake *shake, bool is_unix)
         return exchange_hello(shake);
     }
     if (status == DD_OK && shake->target->secret.len > 0) {
-        return dd_error_set(shake->err, DD_AUTH,
-                            "the client has a secret and the server speaks PyTorch's protocol, "
-                            "which knows none");
+        return dd_error_set(
+            shake->err, DD_AUTH,
+            "the client has a secret, but the server uses PyTorch's protocol, which has none");
     }
     return status;
 }
@@ -430,7 +431,8 @@ open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *
     dd_noise_wipe(&shake.noise);
     dd_blob_fini(&shake.request);
     if (status == DD_OK && !is_first && link->is_extended != target->is_extended) {
-        status = dd_error_set(err, DD_PROTOCOL, "it speaks another protocol than before");
+        status =
+            dd_error_set(err, DD_PROTOCOL, "the server's protocol has changed since the first connection");
     }
     char text[DD_ADDR_TEXT_MAX];
     (void)dd_addr_print(is_unix ? &reached : addr, text);

@@ -250,7 +250,7 @@ return_item(tcp_store *store, dd_bytes key, dd_bytes item)
     dd_store_result result = {0};
     dd_error error;
     if (send_users(store, &push, &result, &patience, &error) != DD_OK) {
-        DD_LOG(DD_LOG_INFO, "store client: an item of a queue is lost: %s", error.message);
+        DD_LOG(DD_LOG_INFO, "store client: lost an item of a queue: %s", error.message);
     }
 }
 

@@ -76,10 +76,10 @@ static dd_tcp_scan_result
 error_limit(char letter, uint64_t number, uint64_t limit, dd_error *err)
 {
     bool is_count = letter == '#';
-    (void)dd_error_set(err, DD_PROTOCOL, "%s %llu%s is over the limit of %llu",
+    (void)dd_error_set(err, DD_PROTOCOL, "%s too large: got %llu%s, expected at most %llu",
                        is_count        ? "count"
-                       : letter == 'k' ? "key of"
-                                       : "value of",
+                       : letter == 'k' ? "key"
+                                       : "value",
                        (unsigned long long)number, is_count ? "" : " bytes", (unsigned long long)limit);
     return DD_TCP_SCAN_BAD;
 }
@@ -123,8 +123,8 @@ is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
     if (nbytes <= limits->max_request_bytes) {
         return false;
     }
-    (void)dd_error_set(err, DD_PROTOCOL, "message is over the limit of %llu bytes",
-                       (unsigned long long)limits->max_request_bytes);
+    (void)dd_error_set(err, DD_PROTOCOL, "message too large: got at least %llu bytes, expected at most %llu",
+                       (unsigned long long)nbytes, (unsigned long long)limits->max_request_bytes);
     return true;
 }
 
@@ -210,7 +210,8 @@ check_limit(dd_tcp_writer *writer, uint64_t size, uint64_t limit, const char *la
     if (size > limit && writer->status == DD_OK) {
         writer->status =
             dd_error_set(writer->err, DD_INVALID_ARGUMENT,
-                         "%s of %" PRIu64 " is over the server's limit of %" PRIu64, label, size, limit);
+                         "%s too large: got %" PRIu64 ", expected at most %" PRIu64 " (the server's limit)",
+                         label, size, limit);
     }
 }
 

@@ -34,7 +34,7 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
     if (writer->status != DD_OK) {
         /* `out` may end with part of a reply, so nothing can follow */
-        tcp_conn_close(conn, "no memory for its reply");
+        tcp_conn_close(conn, "no memory for the reply");
     } else if (conn->is_tagged) {
         uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
         memcpy(conn->out.data + conn->reply_at + DD_TCP_HEAD_BYTES - sizeof len, &len, sizeof len);
@@ -65,7 +65,8 @@ check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error
     if (nbytes <= server->limits.max_request_bytes) {
         return DD_OK;
     }
-    return dd_error_set(err, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
+    return dd_error_set(err, DD_STORE,
+                        "values too large: got %llu bytes, expected at most %llu (the server's limit)",
                         (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
 }
 
@@ -97,7 +98,7 @@ static void
 serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 {
     if (dd_tcp_read(reader, 'u') != DD_TCP_MAGIC) {
-        tcp_conn_close(conn, "it showed a wrong magic number");
+        tcp_conn_close(conn, "wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
         conn->state = TCP_CONN_GREETED;
         dd_admission_continue(&conn->server->admission, &conn->admission, conn->server->handshake_timeout_ns);
@@ -107,7 +108,7 @@ serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 }
 
 static const char no_descriptors[] =
-    "the process that serves the store has as many files and connections open as it may (ulimit -n there)";
+    "the store's process has reached its limit of open files; raise it there with ulimit -n";
 
 static void
 serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
@@ -115,8 +116,9 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
     uint32_t nonce = (uint32_t)dd_tcp_read(reader, 'u');
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
-        tcp_conn_close(conn, conn->is_surplus ? no_descriptors
-                                              : "it speaks PyTorch's protocol, which cannot show the secret");
+        tcp_conn_close(conn, conn->is_surplus
+                                 ? no_descriptors
+                                 : "the client uses PyTorch's protocol, which cannot prove the secret");
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
@@ -255,8 +257,8 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         char why[160];
         snprintf(
             why, sizeof why,
-            "the client speaks version %u of dldist's store protocol and the server version %d: install the "
-            "same version of dldist on both",
+            "the client has version %u of dldist's store protocol, expected %d; install the same version of "
+            "dldist on both",
             version, DD_TCP_VERSION);
         refuse(conn, DD_PROTOCOL, why);
         return;
@@ -297,7 +299,7 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
             : dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_STORE_CLIENT,
                             dd_bytes_of(conn->opening, sizeof conn->opening), conn->nonce, proof);
     if (!is_proven) {
-        refuse(conn, DD_AUTH, "the client's secret is not the store's");
+        refuse(conn, DD_AUTH, "the client's secret differs from the store's");
         return;
     }
     open_conn(conn);

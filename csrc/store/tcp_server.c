@@ -389,7 +389,7 @@ tcp_server_free(dd_tcp_server *server)
 {
     close_listeners(server);
     while (!dd_list_is_empty(&server->conns)) {
-        tcp_conn_close(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stops");
+        tcp_conn_close(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stopped");
     }
     tcp_server_reap(server);
     dd_keyspace_fini(&server->ks);

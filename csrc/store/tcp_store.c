@@ -204,12 +204,12 @@ read_server_key(dd_store *store, const char *name, const char *label, dd_blob *v
 dd_status
 dd_tcp_store_refused(dd_store *store, dd_blob *names, const dd_wait *wait, dd_error *err)
 {
-    return read_server_key(store, DD_TCP_REFUSED_KEY, "asking who was refused", names, wait, err);
+    return read_server_key(store, DD_TCP_REFUSED_KEY, "reading the refused clients", names, wait, err);
 }
 
 dd_status
 dd_tcp_store_accept_error(dd_store *store, dd_blob *why, const dd_wait *wait, dd_error *err)
 {
-    return read_server_key(store, DD_TCP_ACCEPT_ERROR_KEY, "asking for connections that were not accepted",
-                           why, wait, err);
+    return read_server_key(store, DD_TCP_ACCEPT_ERROR_KEY, "reading the server's accept errors", why, wait,
+                           err);
 }

@@ -112,7 +112,7 @@ read_answer(tcp_exchange *exchange, dd_error *err)
     exchange->reply.head = DD_TCP_HEAD_BYTES;
     dd_status status = tcp_reply_read(&exchange->reply, dd_blob_view(&exchange->answer), &is_whole, err);
     if (status == DD_OK && !is_whole) {
-        status = dd_error_set(err, DD_PROTOCOL, "the server sent half a reply");
+        status = dd_error_set(err, DD_PROTOCOL, "malformed reply: incomplete");
     }
     exchange->reply.reader.at = status == DD_OK ? exchange->reply.reader.at : NULL;
     return status;
@@ -144,7 +144,7 @@ return_item_locked(tcp_store *store, tcp_exchange *pop)
         dd_tcp_write(&writer, 'u', next_tag(store));
         dd_tcp_write_request(&writer, DD_TCP_QUEUE_PUSH, &push, true, NULL);
         if (writer.status != DD_OK || send_request_locked(store, &message, &error) != DD_OK) {
-            DD_LOG(DD_LOG_INFO, "store client: an item of a queue is lost: %s", error.message);
+            DD_LOG(DD_LOG_INFO, "store client: lost an item of a queue: %s", error.message);
         }
         dd_blob_fini(&message);
     }
@@ -176,7 +176,7 @@ deliver_locked(tcp_store *store, dd_error *err)
         memcpy(&tag, in->data + at, sizeof tag);
         memcpy(&len, in->data + at + DD_TCP_HEAD_BYTES - sizeof len, sizeof len);
         if (len > ANSWER_MAX_BYTES) {
-            return dd_error_set(err, DD_PROTOCOL, "the server announced an answer of %llu bytes",
+            return dd_error_set(err, DD_PROTOCOL, "reply too large: got %llu bytes, expected at most 2^42",
                                 (unsigned long long)len);
         }
         size_t length = DD_TCP_HEAD_BYTES + (size_t)len;

@@ -9,7 +9,7 @@ tcp_store_check_dead_locked(const tcp_store *store, dd_error *err)
 {
     return store->dead.code == DD_OK
                ? DD_OK
-               : dd_error_set(err, store->dead.code, "the server is gone since an earlier call: %s",
+               : dd_error_set(err, store->dead.code, "the server was lost in an earlier call: %s",
                               store->dead.message);
 }
 
@@ -103,7 +103,7 @@ tcp_untagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *w
     exchange->answer = link->in;
     link->in = (dd_blob){0};
     if (status == DD_NETWORK && is_op_unknown(store, exchange->row->op, wait)) {
-        status = dd_error_set(err, DD_NOT_SUPPORTED, "the server does not know this operation");
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "the server does not support this operation");
     } else if (status == DD_NETWORK) {
         dd_lock_take(&store->mu);
         tcp_store_note_dead_locked(store, err);

@@ -65,22 +65,22 @@ cause_find_fault(const dd_cause *cause, int nranks)
     bool names_one = names_two || (cause->kind >= DD_CAUSE_LOST && cause->kind <= DD_CAUSE_ABORTED) ||
                      cause->kind == DD_CAUSE_REVOKED;
     if (cause->kind < DD_CAUSE_OTHER || cause->kind > DD_CAUSE_REVOKED) {
-        return "its kind is unknown";
+        return "unknown kind";
     }
     if (cause->code <= DD_OK || cause->code >= DD_STATUS_COUNT) {
-        return "its code is unknown";
+        return "unknown code";
     }
     if (cause->origin < 0 || cause->origin >= nranks) {
-        return "it comes from a rank that does not exist";
+        return "unknown origin rank";
     }
     if (cause->blamed.rank < -1 || cause->blamed.rank >= nranks || (names_one && cause->blamed.rank < 0)) {
-        return "it blames a rank that does not exist";
+        return "unknown blamed rank";
     }
     bool may_name_two = names_two || (cause->kind == DD_CAUSE_TIMED_OUT && cause->blamed.rank >= 0);
     if (cause->other >= (may_name_two ? nranks : 0) || cause->other < (names_two ? 0 : -1)) {
-        return "it names a rank that does not exist";
+        return "unknown other rank";
     }
-    return cause->elapsed_ns < 0 ? "its time is negative" : NULL;
+    return cause->elapsed_ns < 0 ? "negative time" : NULL;
 }
 
 /* Return true if the text has a final zero, followed only by zeros. */
@@ -99,8 +99,9 @@ dd_status
 dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
 {
     if (bytes.len < DD_CAUSE_HEAD_NBYTES || bytes.len > DD_CAUSE_MAX_NBYTES) {
-        return dd_error_set(err, DD_PROTOCOL, "received a cause of failure of %zu bytes, expected %zu to %zu",
-                            bytes.len, DD_CAUSE_HEAD_NBYTES, DD_CAUSE_MAX_NBYTES);
+        return dd_error_set(err, DD_PROTOCOL,
+                            "malformed cause of failure: got %zu bytes, expected %zu to %zu", bytes.len,
+                            DD_CAUSE_HEAD_NBYTES, DD_CAUSE_MAX_NBYTES);
     }
     cause_head head;
     memcpy(&head, bytes.data, sizeof head);
@@ -122,10 +123,10 @@ dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
     memcpy(read.text, (const uint8_t *)bytes.data + sizeof head, len);
     const char *fault = cause_find_fault(&read, nranks);
     if (fault == NULL && (strnlen(read.text, len) != len || !is_padded(head.host, sizeof head.host))) {
-        fault = "a text of it ends before its end";
+        fault = "text with an inner NUL";
     }
     if (fault == NULL && (head.zeros[0] | head.zeros[1] | head.zeros[2] | head.zero) != 0) {
-        fault = "it says something that is not known here";
+        fault = "reserved bytes are not zero";
     }
     if (fault != NULL) {
         return dd_error_set(

@@ -79,7 +79,8 @@ log_not_accepted(dd_connector *self)
 {
     if (dd_deadline_left_ns(self->may_log_ns) <= 0) {
         self->may_log_ns = dd_deadline_after(LOG_PAUSE_NS);
-        DD_LOG(DD_LOG_INFO, "cannot accept a connection: this process may have %zu open files (ulimit -n)",
+        DD_LOG(DD_LOG_INFO,
+               "cannot accept a connection: the limit of %zu open files is reached; raise it with ulimit -n",
                dd_sock_fd_limit());
     }
 }
@@ -159,11 +160,14 @@ static dd_status
 connect_check_options(const dd_connect_options *options, dd_error *err)
 {
     if (options->first_port > options->last_port || (options->first_port == 0 && options->last_port != 0)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "ports from %u to %u are no range", options->first_port,
-                            options->last_port);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid port range: got %u to %u, expected first <= last and no 0",
+                            options->first_port, options->last_port);
     }
     if (options->nlanes < 1) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d connections a peer are too few", options->nlanes);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid number of connections per peer: got %d, expected at least 1",
+                            options->nlanes);
     }
     return DD_OK;
 }
@@ -217,7 +221,7 @@ dd_connector_open(const dd_connect_options *options, dd_endpoint *endpoint, cons
         return dd_error_no_memory(err, sizeof *self);
     }
     if (self->wake_fd < 0) {
-        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "eventfd failed");
     }
     if (status == DD_OK) {
         status = connect_listen_tcp(self, first, &self->ports, addrs, err);

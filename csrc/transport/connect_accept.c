@@ -35,7 +35,7 @@ reject_incoming(dd_connector *self, connect_incoming *incoming, const char *why)
 {
     char from[DD_ADDR_TEXT_MAX];
     dd_addr addr = dd_sock_peer_addr(incoming->fd);
-    DD_LOG(DD_LOG_INFO, "connection from %s came to nothing: %s", dd_addr_print(&addr, from), why);
+    DD_LOG(DD_LOG_INFO, "connection from %s rejected: %s", dd_addr_print(&addr, from), why);
     if (incoming->step == INCOMING_TAKING) {
         self->handler.on_accept_failed(self->handler.ctx, &incoming->hello.from);
     }
@@ -158,7 +158,7 @@ static dd_status
 answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
     if (!connect_hello_read(&incoming->hello)) {
-        return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
+        return dd_error_set(err, DD_PROTOCOL, "not a dldist connection");
     }
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     connect_answer answer = {.result = choose_result(self, incoming)};
@@ -196,7 +196,7 @@ receive_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_
     dd_status status = connect_receive(incoming->fd, NULL, incoming->hello.bytes, nbytes,
                                        &incoming->nreceived, &is_whole, err);
     if (status == DD_OK && !connect_is_hello_so_far(incoming->hello.bytes, incoming->nreceived)) {
-        return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
+        return dd_error_set(err, DD_PROTOCOL, "not a dldist connection");
     }
     if (status != DD_OK || !is_whole) {
         return status;
@@ -292,7 +292,7 @@ connect_add_incoming(dd_connector *self, int fd, bool is_unix)
     dd_list_push_back(&self->incoming_all, &incoming->node);
     dd_admission_begin(&self->admission, &incoming->admission, is_unix, self->options.timeout_ns);
     if (is_unix && !dd_sock_is_same_user(fd)) {
-        reject_incoming(self, incoming, "it is of another user");
+        reject_incoming(self, incoming, "the process belongs to another user");
     } else {
         advance_incoming(self, incoming);
     }

@@ -145,8 +145,9 @@ dial_fail(connect_dial *self, const dd_error *why)
     self->step = DIAL_ENDED;
     if (is_out_of_reach(self)) {
         dd_error_prepend(
-            &err, "it can be reached on its own host only, since its store is at a loopback address (give "
-                  "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
+            &err,
+            "only reachable on its own host, because its store is at a loopback address; give all ranks the "
+            "store's network address, or set DLDIST_SOCKET_IFNAME there");
     }
     dd_error_prepend(&err, "cannot connect to %s", dd_endpoint_print(&self->endpoint, peer_name));
     dd_error_blame(&err, -1, self->endpoint.host, self->endpoint.pid);
@@ -233,7 +234,7 @@ drop_racer(connect_dial *self, racer *one, const dd_error *why)
     bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_has_expired(&self->wait);
     if (is_unix(one) && self->count > 1 && !is_final) {
         char peer_name[96];
-        DD_LOG(DD_LOG_INFO, "no shared memory with %s, which is on this host; TCP is used: %s",
+        DD_LOG(DD_LOG_INFO, "no shared memory with %s on this host, using TCP: %s",
                dd_endpoint_print(&self->endpoint, peer_name), why->message);
     }
     if (why->code == DD_OUT_OF_MEMORY || (is_unix(one) && why->code == DD_AUTH)) {
@@ -288,7 +289,7 @@ static void
 end_race(connect_dial *self)
 {
     if (self->count == 0) {
-        (void)dd_error_set(&self->why, DD_NETWORK, "it has published no address");
+        (void)dd_error_set(&self->why, DD_NETWORK, "the peer has published no address");
         dial_fail(self, &self->why);
     } else if (self->was_rejected && ++self->ntries < REJECTED_TRIES) {
         nap(self, REJECTED_PAUSE_NS);
@@ -310,7 +311,7 @@ dial_time_out(connect_dial *self)
     dd_error why = {0};
     if (self->pause_ns > 0 && self->why.code == DD_OK) {
         (void)dd_error_set(&why, DD_NETWORK_TIMED_OUT,
-                           "it has been busy with another link to this process for %.3f s", waited_s);
+                           "the peer was busy with another connection to this process for %.3f s", waited_s);
         dial_fail(self, &why);
         return;
     }
@@ -322,8 +323,7 @@ dial_time_out(connect_dial *self)
     }
     if (self->why.code == DD_OK) {
         (void)dd_error_set(&self->why, DD_NETWORK_TIMED_OUT,
-                           "%.3f s have not been enough for its turn among others that are dialled",
-                           waited_s);
+                           "not tried within %.3f s, because other connections came first", waited_s);
     }
     dial_fail(self, &self->why);
 }
@@ -335,7 +335,7 @@ dial_send_hello(connect_dial *self, const racer *one, dd_error *err)
 {
     const dd_connector *connector = self->connector;
     if (is_unix(one) && !dd_sock_is_same_user(one->fd)) {
-        return dd_error_set(err, DD_NETWORK, "it is of another user");
+        return dd_error_set(err, DD_NETWORK, "the process belongs to another user");
     }
     self->hello = (connect_hello){.from = connector->uid,
                                   .to = self->endpoint.uid,
@@ -405,7 +405,8 @@ receive_answer(connect_dial *self, dd_error *err)
         return status;
     }
     if (!connect_answer_read(self->received, answer)) {
-        return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
+        return dd_error_set(err, DD_PROTOCOL,
+                            "handshake failed: not a dldist process; another program may use this address");
     }
     if (answer->version != DD_ENDPOINT_VERSION || answer->result != CONNECT_GO_ON) {
         return connect_explain(answer->version != DD_ENDPOINT_VERSION ? CONNECT_OTHER_VERSION
@@ -470,7 +471,7 @@ advance_handshake(connect_dial *self)
         }
     } else if (dd_deadline_left_ns(self->step_until_ns) == 0) {
         self->was_silent = true;
-        status = dd_error_set(&why, DD_NETWORK_TIMED_OUT, "it has said nothing for %.3f s",
+        status = dd_error_set(&why, DD_NETWORK_TIMED_OUT, "no handshake reply for %.3f s",
                               (double)SILENCE_NS / DD_NS_PER_S);
     }
     if (status != DD_OK) {
@@ -604,10 +605,11 @@ dd_connector_dial(dd_connector *self, const dd_endpoint *peer, const dd_addr_lis
                   uint64_t number, int64_t deadline_ns, dd_error *err)
 {
     if (self->generation != dd_fork_generation()) {
-        return dd_error_set(err, DD_FORKED, "cannot dial in a forked child");
+        return dd_error_set(err, DD_FORKED, "cannot connect in a forked child");
     }
     if (lane < 0 || lane >= self->options.nlanes) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot dial lane %d of %d", lane,
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "cannot open connection %d to a peer, expected less than %d", lane,
                             self->options.nlanes);
     }
     connect_dial *dial = dd_mem_zalloc(sizeof *dial);

@@ -111,39 +111,43 @@ connect_explain(connect_result result, connect_role role, unsigned version, dd_e
         dd_status code;
         const char *words[2]; /* text for each connect_role */
     } meanings[CONNECT_RESULT_COUNT] = {
-        [CONNECT_OTHER_PROCESS] = {DD_NETWORK, {"another process is there", "it wants another process"}},
+        [CONNECT_OTHER_PROCESS] = {DD_NETWORK,
+                                   {"another process uses this address",
+                                    "the peer expected another process"}},
         [CONNECT_SECRET_WANTED] = {DD_AUTH,
-                                   {"it wants proof of a secret, and this process has none",
-                                    "it has no secret"}},
+                                   {"the peer has a secret, and this process has none",
+                                    "the peer has no secret"}},
         [CONNECT_NO_SECRET] = {DD_AUTH,
-                               {"it has no secret, and this process wants proof of one",
-                                "it wants proof of a secret, and this process has none"}},
+                               {"the peer has no secret, and this process has one",
+                                "the peer has a secret, and this process has none"}},
         [CONNECT_DENIED] = {DD_AUTH,
-                            {"it has another secret, or what was said was changed on the way",
-                             "its proof that it knows the secret is wrong"}},
-        [CONNECT_NO_SUCH_LANE] = {DD_PROTOCOL, {"it has fewer lanes", "it wants a lane that there is not"}},
+                            {"the secrets differ, or the handshake was tampered with",
+                             "the peer has another secret"}},
+        [CONNECT_NO_SUCH_LANE] = {DD_PROTOCOL,
+                                  {"the peer allows fewer connections",
+                                   "the peer opened more connections than allowed"}},
         [CONNECT_ENCRYPTION_WANTED] =
             {DD_AUTH,
-             {"it encrypts what leaves its host, and this process does not (DLDIST_ENCRYPTION must be the same for "
-              "all ranks)",
-              "it does not encrypt, and this process does (DLDIST_ENCRYPTION must be the same for all ranks)"}},
+             {"the peer encrypts connections, and this process does not; DLDIST_ENCRYPTION must be the same "
+              "for all ranks",
+              "the peer does not encrypt connections, and this process does; DLDIST_ENCRYPTION must be the "
+              "same for all ranks"}},
         [CONNECT_NO_ENCRYPTION] =
             {DD_AUTH,
-             {"it does not encrypt, and this process does (DLDIST_ENCRYPTION must be the same for all ranks)",
-              "it encrypts what leaves its host, and this process does not (DLDIST_ENCRYPTION must be the same for "
-              "all ranks)"}},
+             {"the peer does not encrypt connections, and this process does; DLDIST_ENCRYPTION must be the "
+              "same for all ranks",
+              "the peer encrypts connections, and this process does not; DLDIST_ENCRYPTION must be the same "
+              "for all ranks"}},
         [CONNECT_NO_CIPHER] =
             {DD_NOT_SUPPORTED,
-             {"it has no library with the cipher of this process: install OpenSSL's libcrypto "
+             {"the peer's host has no library with this process's cipher; install OpenSSL's libcrypto "
               "(libssl3) there",
-              "this process has no library with its cipher: install OpenSSL's libcrypto "
-              "(libssl3)"}},
+              "this host has no library with the peer's cipher; install OpenSSL's libcrypto (libssl3)"}},
     };
     if (result == CONNECT_OTHER_VERSION) {
         return dd_error_set(
             err, DD_PROTOCOL,
-            "it speaks version %u of the link protocol, and this process version %u: all ranks "
-            "need the same version of dldist",
+            "another link protocol version: got %u, expected %u; all ranks need the same version of dldist",
             version, DD_ENDPOINT_VERSION);
     }
     if (result >= CONNECT_RESULT_COUNT || meanings[result].code == DD_OK) {
@@ -157,7 +161,9 @@ io_error(dd_io io, dd_error *err)
 {
     static const char when[] = "during the handshake";
     if (io == DD_IO_FORGED) {
-        return dd_error_set(err, DD_AUTH, "what it said was changed on the way, or it has another secret");
+        return dd_error_set(
+            err, DD_AUTH,
+            "handshake failed authentication: the secrets differ, or the connection was tampered with");
     }
     return io == DD_IO_FAILED ? dd_error_set_errno(err, DD_NETWORK, errno, "the connection failed %s", when)
                               : dd_error_set(err, DD_NETWORK, "the connection was closed %s", when);
@@ -172,7 +178,7 @@ connect_send(int fd, dd_seal *seal, const void *data, size_t nbytes, dd_error *e
         return DD_OK;
     }
     if (io == DD_IO_OK || io == DD_IO_AGAIN) {
-        return dd_error_set(err, DD_NETWORK, "the connection takes nothing");
+        return dd_error_set(err, DD_NETWORK, "the connection accepts no data");
     }
     return io_error(io, err);
 }

@@ -44,8 +44,8 @@ listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_er
     char text[DD_ADDR_TEXT_MAX];
     dd_addr_set_port(addr, 0);
     return dd_error_set_errno(err, DD_NETWORK, EADDRINUSE,
-                              "cannot listen on %s with a port from %u to %u: all %u are taken",
-                              dd_addr_print(addr, text), first, last, last - first + 1);
+                              "cannot listen on %s: none of the ports %u to %u is free",
+                              dd_addr_print(addr, text), first, last);
 }
 
 /* Open a listening socket at an address, and set the address's port. */

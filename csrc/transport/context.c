@@ -33,7 +33,7 @@ open_locked(dd_context *context, dd_error *err)
 {
     dd_engine *engine = context->engine;
     if (engine_find_context(engine, context->key.id, (uint32_t)context->rank) != NULL) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "group %llx is open already as rank %d",
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "group %llx is already open as rank %d",
                             (unsigned long long)context->key.id, context->rank);
     }
     dd_status status = dd_map_insert(&engine->contexts, &context->node, err);

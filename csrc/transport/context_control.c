@@ -101,7 +101,7 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
     if (frame->source < (uint32_t)context->nranks && context->ranks[frame->source].peer == peer) {
         return true;
     }
-    peer_protocol_error(peer, "%s from rank %lu, which it is not",
+    peer_protocol_error(peer, "%s in the name of rank %lu, which is another process",
                         dd_frame_type_name((dd_frame_type)frame->type), (unsigned long)frame->source);
     return false;
 }

@@ -245,14 +245,16 @@ dd_endpoint_decode(dd_bytes bytes, dd_endpoint *endpoint, dd_addr_list *addrs, d
     dd_endpoint read = {0};
     dd_addr_list list = {.count = 0};
     if (memcmp(endpoint_take(&reader, 4), ENDPOINT_MAGIC, 4) != 0) {
-        return dd_error_set(err, DD_PROTOCOL, "%zu bytes are not the endpoint of a process", bytes.len);
+        return dd_error_set(err, DD_PROTOCOL,
+                            "malformed endpoint of a process: got %zu bytes without the magic number",
+                            bytes.len);
     }
     uint64_t version = take_number(&reader, 1);
     if (version != DD_ENDPOINT_VERSION) {
         return dd_error_set(
             err, DD_PROTOCOL,
-            "it is of another build of dldist: it publishes endpoints of version %u, and this process of "
-            "version %d: all ranks need the same version of dldist",
+            "another version of dldist: got an endpoint of version %u, expected version %d; all ranks need "
+            "the same version of dldist",
             (unsigned)version, DD_ENDPOINT_VERSION);
     }
     memcpy(read.host_id, endpoint_take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
@@ -264,7 +266,7 @@ dd_endpoint_decode(dd_bytes bytes, dd_endpoint *endpoint, dd_addr_list *addrs, d
     read.pid = (long long)take_number(&reader, 8);
     memcpy(read.uid.bytes, endpoint_take(&reader, DD_UID_BYTES), DD_UID_BYTES);
     if (reader.is_bad || reader.rest.len != 0) {
-        return dd_error_set(err, DD_PROTOCOL, "malformed endpoint of a process: %zu bytes", bytes.len);
+        return dd_error_set(err, DD_PROTOCOL, "malformed endpoint of a process (%zu bytes)", bytes.len);
     }
     *endpoint = read;
     if (addrs != NULL) {
@@ -310,9 +312,10 @@ dd_endpoint_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *
     if (!dd_ifaces_choose(&ifaces, ifnames, first, &found)) {
         char names[512];
         list_names(&ifaces, names, sizeof names);
-        return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "no network interface that is up and has an address fits \"%s\"; there are: %s",
-                            ifnames, names[0] != '\0' ? names : "none");
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "no network interface that is up and has an address matches \"%s\": expected one of: %s", ifnames,
+            names[0] != '\0' ? names : "none");
     }
     *list = found;
     return DD_OK;

@@ -70,7 +70,7 @@ open_epoll(dd_engine *engine, dd_error *err)
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     if (engine->epoll_fd < 0 || engine->wake_fd < 0 ||
         dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->wake_fd, &event) != 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the descriptors of an engine");
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create the engine's descriptors");
     }
     return DD_OK;
 }

@@ -44,7 +44,7 @@ dd_peer_check_process_locked(dd_peer *peer)
     dd_error error;
     if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE &&
         dd_doorbell_is_closed(&peer->endpoint.uid)) {
-        (void)dd_error_set(&error, DD_PEER_LOST, "its process has ended");
+        (void)dd_error_set(&error, DD_PEER_LOST, "its process exited");
         peer->is_final = true;
         peer_break(peer, &error);
         engine_wake(peer->engine);
@@ -87,7 +87,7 @@ dd_context_check_datagrams_locked(const dd_context *context, dd_error *err)
         return DD_OK;
     }
     return dd_error_set_errno(err, DD_SYSTEM, engine->datagrams_errno,
-                              "cannot pass descriptors to other processes of this host");
+                              "cannot send descriptors to other processes of this host");
 }
 
 bool

@@ -109,37 +109,36 @@ frame_find_fault(const dd_frame *frame)
 {
     switch ((dd_frame_type)frame->type) {
     case DD_FRAME_EAGER:
-        return frame->payload != frame->nbytes       ? "its payload is not its message"
-               : frame->payload > DD_FRAME_EAGER_MAX ? "its payload is too large"
+        return frame->payload != frame->nbytes       ? "payload and message differ in size"
+               : frame->payload > DD_FRAME_EAGER_MAX ? "payload too large"
                                                      : NULL;
     case DD_FRAME_RTS:
-        return frame->payload != 0 ? "it has a payload" : frame->id == 0 ? "it has no id" : NULL;
+        return frame->payload != 0 ? "unexpected payload" : frame->id == 0 ? "no id" : NULL;
     case DD_FRAME_DATA:
-        return frame->payload > DD_FRAME_FRAGMENT_MAX ? "its payload is too large"
+        return frame->payload > DD_FRAME_FRAGMENT_MAX ? "payload too large"
                : frame->offset > frame->nbytes || frame->payload > frame->nbytes - frame->offset
-                   ? "it is out of range"
-               : frame->payload == 0 && frame->nbytes != 0 ? "it is empty"
+                   ? "data out of range"
+               : frame->payload == 0 && frame->nbytes != 0 ? "no payload"
                                                            : NULL;
     case DD_FRAME_REFUSE:
-        return frame->reason < DD_REFUSED_TOO_LARGE || frame->reason > DD_REFUSED_CLOSED
-                   ? "its reason is unknown"
-               : frame->payload != 0 ? "it has a payload"
+        return frame->reason < DD_REFUSED_TOO_LARGE || frame->reason > DD_REFUSED_CLOSED ? "unknown reason"
+               : frame->payload != 0 ? "unexpected payload"
                                      : NULL;
     case DD_FRAME_ABORT:
         return frame->payload < DD_CAUSE_HEAD_NBYTES || frame->payload > DD_CAUSE_MAX_NBYTES
-                   ? "its payload is no cause"
+                   ? "wrong payload size"
                    : NULL;
     case DD_FRAME_ANSWER:
-        return frame->payload != 0 ? "it has a payload" : frame->offset > 1 ? "it is no answer" : NULL;
+        return frame->payload != 0 ? "unexpected payload" : frame->offset > 1 ? "not an answer" : NULL;
     case DD_FRAME_CTS:
     case DD_FRAME_CANCEL:
     case DD_FRAME_CREDIT:
     case DD_FRAME_QUESTION:
     case DD_FRAME_GOODBYE:
     case DD_FRAME_BYE:
-        return frame->payload != 0 ? "it has a payload" : NULL;
+        return frame->payload != 0 ? "unexpected payload" : NULL;
     }
-    return "its type is unknown";
+    return "unknown type";
 }
 
 dd_status
@@ -152,13 +151,15 @@ dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err)
         memcpy(frame, in, sizeof *frame);
         frame->magic = 0;
     } else {
-        return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x or 0x%02x", in[0],
+        return dd_error_set(err, DD_PROTOCOL,
+                            "malformed frame: first byte: got 0x%02x, expected 0x%02x or 0x%02x", in[0],
                             MAGIC, MAGIC_SHORT);
     }
     if (frame->kind > DD_MESSAGE_WINDOW) {
-        return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", frame->kind);
+        return dd_error_set(err, DD_PROTOCOL, "malformed frame: message kind: got %d, expected 0 to %d",
+                            frame->kind, DD_MESSAGE_WINDOW);
     }
-    const char *fault = is_clear ? frame_find_fault(frame) : "its dtype is unknown";
+    const char *fault = is_clear ? frame_find_fault(frame) : "unknown dtype";
     if (fault == NULL) {
         return DD_OK;
     }

@@ -413,7 +413,7 @@ map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
 {
     uint8_t *memory = dd_sys_mmap(NULL, memory_nbytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of a ring of %zu bytes failed", size);
     }
     /* Forked children do not inherit the mapping. */
     (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
@@ -494,7 +494,7 @@ send_offer(int fd, uint64_t size, int ring_fd, dd_error *err)
     if (io == DD_IO_OK && moved == sizeof offer) {
         return DD_OK;
     }
-    return socket_error(io, "cannot pass a ring", err);
+    return socket_error(io, "cannot send a ring to the peer", err);
 }
 
 static dd_status
@@ -513,11 +513,11 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
         } else if (io == DD_IO_AGAIN) {
             dd_status status = dd_sock_wait(fd, POLLIN, wait, err);
             if (status != DD_OK) {
-                dd_error_prepend(err, "waiting for the peer's part in shared memory");
+                dd_error_prepend(err, "waiting for the peer's reply about shared memory");
                 return status;
             }
         } else {
-            return socket_error(io, "cannot receive a ring", err);
+            return socket_error(io, "cannot receive the peer's ring", err);
         }
     }
     return DD_OK;
@@ -547,9 +547,9 @@ recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
         uint64_t size;
         memcpy(&size, offer + 8, sizeof size);
         if (memcmp(offer, OFFER_MAGIC, 8) != 0 || !is_ring_size(size)) {
-            status = dd_error_set(err, DD_PROTOCOL, "the peer offered something that is no ring");
+            status = dd_error_set(err, DD_PROTOCOL, "malformed offer of a ring by the peer");
         } else if (ring_fd == DD_SOCK_FD_REFUSED) {
-            status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the memory of the link");
+            status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot receive the peer's ring");
         } else {
             status = take_rings(self, (size_t)size, ring_fd, err);
         }
@@ -563,7 +563,7 @@ send_answer(int fd, uint8_t answer, dd_error *err)
 {
     size_t moved = 0;
     dd_io io = dd_sock_try_send(fd, &answer, 1, &moved);
-    return io == DD_IO_OK ? DD_OK : socket_error(io, "cannot answer about a ring", err);
+    return io == DD_IO_OK ? DD_OK : socket_error(io, "cannot confirm the peer's ring", err);
 }
 
 dd_status
@@ -574,7 +574,7 @@ dd_link_receive_taken(const dd_link *link, const dd_wait *wait, dd_error *err)
     dd_status status = recv_some(link->fd, &answer, 1, &unwanted_fd, wait, err);
     dd_sock_close(unwanted_fd);
     if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd != -1)) {
-        status = dd_error_set(err, DD_NETWORK, "the peer could not take the rings of this side");
+        status = dd_error_set(err, DD_NETWORK, "the peer could not map this process's ring");
     }
     return status;
 }
@@ -607,7 +607,7 @@ dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *e
 {
     if (!is_ring_size(ring_nbytes)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "a ring of %zu bytes: wanted is a power of two, 4096 bytes to 1 GiB",
+                            "invalid ring size: got %zu bytes, expected a power of two from 4096 to 2^30",
                             ring_nbytes);
     }
     shm_link *self = create_link();
@@ -623,7 +623,7 @@ dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *e
         }
         dd_sock_close(ring_fd);
     } else {
-        dd_error_prepend(err, "cannot make a ring of %zu bytes", ring_nbytes);
+        dd_error_prepend(err, "cannot create a ring of %zu bytes", ring_nbytes);
     }
     return finish(self, socket_fd, status, link);
 }

@@ -11,7 +11,7 @@
 static const dd_error no_memory_error = {
     .code = DD_OUT_OF_MEMORY,
     .blamed = {.rank = -1},
-    .message = "out of memory, also for the error of a message",
+    .message = "out of memory while reporting a failed message",
 };
 
 /* ---- ends of messages */
@@ -140,14 +140,14 @@ static void
 fail_dtype(dd_message *message, const dd_signature *peer_signature)
 {
     const dd_signature *own_signature = message->signature;
-    message_fail(message, DD_MISMATCH,
-                 message->is_send ? "receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
-                                    "send that dtype, or receive bytes (uint8)"
-                                  : "has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
-                                    "received: receive that dtype, or bytes (uint8)",
-                 (unsigned long long)peer_signature->count, dd_dtype_name((dd_dtype)peer_signature->dtype),
-                 (unsigned long long)message->tag, (unsigned long long)own_signature->count,
-                 dd_dtype_name((dd_dtype)own_signature->dtype));
+    message_fail(
+        message, DD_MISMATCH,
+        message->is_send
+            ? "expects %llu elements of %s (tag %llu), got %llu of %s: send that dtype, or receive uint8"
+            : "has sent %llu elements of %s (tag %llu), expected %llu of %s: receive that dtype, or uint8",
+        (unsigned long long)peer_signature->count, dd_dtype_name((dd_dtype)peer_signature->dtype),
+        (unsigned long long)message->tag, (unsigned long long)own_signature->count,
+        dd_dtype_name((dd_dtype)own_signature->dtype));
 }
 
 void
@@ -161,11 +161,11 @@ message_fail_misfit(dd_message *message, int reason, const dd_signature *peer_si
         fail_dtype(message, peer_signature);
     } else if (reason == DD_REFUSED_TOO_LARGE) {
         message_fail(message, DD_INVALID_ARGUMENT,
-                     message->is_send ? "has room for %llu bytes and was sent %zu"
-                                      : "has sent %llu bytes, and there is room for %zu",
+                     message->is_send ? "has room for %llu bytes, got %zu"
+                                      : "has sent %llu bytes, expected at most %zu",
                      their_nbytes, message->nbytes);
     } else if (!message->is_send && nbytes != message->nbytes) {
-        message_fail(message, DD_MISMATCH, "has sent %llu bytes, where %zu were expected", their_nbytes,
+        message_fail(message, DD_MISMATCH, "has sent %llu bytes, expected %zu", their_nbytes,
                      message->nbytes);
     } else {
         message_fail(message, DD_MISMATCH, "is in another operation");

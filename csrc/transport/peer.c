@@ -24,7 +24,7 @@
 /* Error of a lost peer if there is no memory for its own error. */
 static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
                                    .blamed = {.rank = -1},
-                                   .message = "the connection broke, and there is no memory to tell why"};
+                                   .message = "the connection broke, and no memory is left for the reason"};
 
 /* Allocate a peer, without adding it to engine->peers. */
 static dd_status
@@ -170,7 +170,7 @@ peer_replace(dd_peer **peer, dd_error *err)
     dd_engine *engine = lost->engine;
     if (lost->state == PEER_CONNECTED && lost->is_lost_remotely) {
         dd_error error;
-        (void)dd_error_set(&error, DD_PEER_LOST, "it has lost its connection to this process");
+        (void)dd_error_set(&error, DD_PEER_LOST, "the peer lost its connection to this process");
         peer_break(lost, &error);
         engine_wake(engine);
     }
@@ -334,7 +334,7 @@ dd_engine_check_links_locked(dd_engine *engine, dd_error *err)
     if (sys_errno == 0 || dd_clock_now_ns() - when_ns > SHORTAGE_COUNTS_NS) {
         return DD_OK;
     }
-    return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot take the link of another rank");
+    return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot accept the connection of another rank");
 }
 
 dd_status
@@ -391,7 +391,7 @@ end_unknown_peer(dd_peer *peer)
         return;
     }
     dd_error error;
-    (void)dd_error_set(&error, DD_PEER_LOST, "it is in no group of this process");
+    (void)dd_error_set(&error, DD_PEER_LOST, "the peer is not in a group of this process");
     peer_break(peer, &error);
 }
 
@@ -403,7 +403,7 @@ peer_on_timer(dd_timer *timer)
         end_unknown_peer(peer);
     } else if (peer->state == PEER_CONNECTED) {
         dd_error error;
-        (void)dd_error_set(&error, DD_PEER_LOST, "one of its connections was closed");
+        (void)dd_error_set(&error, DD_PEER_LOST, "one of several connections was closed");
         peer_break(peer, &error);
     } else if (peer->refs == 0) {
         peer_destroy(peer);
@@ -427,7 +427,7 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
     dd_error error;
-    (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", text);
+    (void)dd_error_set(&error, DD_PROTOCOL, "protocol error: %s", text);
     peer->is_final = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);

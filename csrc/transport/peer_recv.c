@@ -15,14 +15,14 @@ take_held(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
     if (peer->nheld >= PEER_HELD_MAX) {
-        peer_protocol_error(peer, "%zu unexpected messages, expected less than %zu", peer->nheld,
-                            PEER_HELD_MAX);
+        peer_protocol_error(peer, "too many unexpected messages: got %zu, expected at most %zu",
+                            peer->nheld + 1, PEER_HELD_MAX);
         return NULL;
     }
     held *entry = engine_create_held(peer, frame);
     if (entry == NULL) {
         lane_end_input(lane);
-        peer_break_for_memory(peer, "for a message from it", frame->payload);
+        peer_break_for_memory(peer, "for a received message", frame->payload);
     }
     return entry;
 }
@@ -50,8 +50,8 @@ take_credit(dd_lane *lane, const dd_frame *frame)
     dd_peer *peer = lane->peer;
     peer->unreturned += eager_cost(frame->payload);
     if (peer->unreturned > CREDIT_NBYTES) {
-        peer_protocol_error(peer, "%zu bytes of small messages, where %zu may come", peer->unreturned,
-                            CREDIT_NBYTES);
+        peer_protocol_error(peer, "too many unconfirmed small messages: got %zu bytes, expected at most %zu",
+                            peer->unreturned, CREDIT_NBYTES);
         return false;
     }
     return true;
@@ -64,8 +64,8 @@ on_message(dd_lane *lane, const dd_frame *frame)
     dd_peer *peer = lane->peer;
     if (frame->type == DD_FRAME_RTS) {
         if (frame->id <= peer->last_rts_id) {
-            peer_protocol_error(peer, "RTS for message %llu after %llu", (unsigned long long)frame->id,
-                                (unsigned long long)peer->last_rts_id);
+            peer_protocol_error(peer, "RTS out of order: got message %llu, expected more than %llu",
+                                (unsigned long long)frame->id, (unsigned long long)peer->last_rts_id);
             return;
         }
         peer->last_rts_id = frame->id;
@@ -120,12 +120,12 @@ on_data(dd_lane *lane, const dd_frame *frame)
     dd_peer *peer = lane->peer;
     dd_message *recv = find_receiving(peer, frame->id);
     if (frame->id == 0 || frame->id > peer->last_rts_id) {
-        peer_protocol_error(peer, "data of message %llu of %llu", (unsigned long long)frame->id,
-                            (unsigned long long)peer->last_rts_id);
+        peer_protocol_error(peer, "data of unknown message: got %llu, expected 1 to %llu",
+                            (unsigned long long)frame->id, (unsigned long long)peer->last_rts_id);
     } else if (recv != NULL &&
                /* `received` is the announced size: a limit for the data of all lanes together. */
                (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut)) {
-        peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
+        peer_protocol_error(peer, "data out of range: got %llu bytes at %llu, expected at most %zu in all",
                             (unsigned long long)frame->payload, (unsigned long long)frame->offset,
                             recv->received);
     } else if (recv != NULL) {
@@ -150,7 +150,7 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
         return;
     }
     peer_detach_recv(peer, recv);
-    message_fail(recv, DD_ABORTED, "gave up sending after %zu of %zu bytes", recv->moved, recv->received);
+    message_fail(recv, DD_ABORTED, "cancelled its send after %zu of %zu bytes", recv->moved, recv->received);
 }
 
 static void
@@ -158,7 +158,7 @@ on_bye(dd_lane *lane)
 {
     dd_peer *peer = lane->peer;
     dd_error error;
-    (void)dd_error_set(&error, DD_PEER_LOST, "it has closed its groups");
+    (void)dd_error_set(&error, DD_PEER_LOST, "its process has closed its groups");
     peer->is_final = true;
     for (int i = 0; i < peer->nlanes; i++) {
         lane_end_input(peer->lanes[i]);
@@ -190,8 +190,8 @@ static void
 on_credit(dd_peer *peer, uint32_t credit)
 {
     if (credit > peer->lent) {
-        peer_protocol_error(peer, "credit for %lu bytes, where %zu of %zu are in use", (unsigned long)credit,
-                            peer->lent, CREDIT_NBYTES);
+        peer_protocol_error(peer, "credit too large: got %lu bytes, expected at most %zu of %zu",
+                            (unsigned long)credit, peer->lent, CREDIT_NBYTES);
         return;
     }
     peer->lent -= credit;
@@ -344,8 +344,8 @@ parse_frame(dd_lane *lane)
     } else if (frame->type == DD_FRAME_DATA) {
         on_data(lane, frame);
     } else {
-        peer_protocol_error(lane->peer, "%s on lane %d", dd_frame_type_name((dd_frame_type)frame->type),
-                            lane->number);
+        peer_protocol_error(lane->peer, "unexpected %s on lane %d, expected lane 0",
+                            dd_frame_type_name((dd_frame_type)frame->type), lane->number);
     }
     if (!lane->is_ended && lane->payload_left == 0) {
         finish_payload(lane);

@@ -244,7 +244,7 @@ static void
 post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload, reply_kind reply)
 {
     if (peer->state != PEER_LOST && !peer->is_breaking && !queue_frame(peer, frame, payload, reply)) {
-        peer_break_for_memory(peer, "for a message to it", sizeof(out_frame) + payload.len);
+        peer_break_for_memory(peer, "for a message to send", sizeof(out_frame) + payload.len);
     }
 }
 
@@ -268,7 +268,7 @@ post_reply(dd_peer *peer, const dd_frame *frame, reply_kind reply, size_t nrepli
     if (peer->nreplies[reply] < nreplies_max) {
         post_frame(peer, frame, (dd_bytes){0}, reply);
     } else {
-        peer_protocol_error(peer, "it does not read: %zu replies to it are queued, expected at most %zu",
+        peer_protocol_error(peer, "does not read its replies: got %zu queued, expected at most %zu",
                             peer->nreplies[reply] + 1, nreplies_max);
     }
 }
@@ -384,7 +384,7 @@ static dd_message *
 find_awaiting(dd_peer *peer, const dd_frame *frame)
 {
     if (frame->id == 0 || frame->id > peer->begun_id) {
-        peer_protocol_error(peer, "%s for message %llu of %llu",
+        peer_protocol_error(peer, "%s for unknown message: got %llu, expected 1 to %llu",
                             dd_frame_type_name((dd_frame_type)frame->type), (unsigned long long)frame->id,
                             (unsigned long long)peer->begun_id);
         return NULL;
@@ -429,7 +429,7 @@ detach_current(dd_lane *lane)
         current->owned = dd_mem_alloc(current->frame.payload);
         if (current->owned == NULL) {
             lane->is_output_dead = true;
-            peer_break_for_memory(lane->peer, "for a message to it", current->frame.payload);
+            peer_break_for_memory(lane->peer, "for a message to send", current->frame.payload);
         } else {
             memcpy(current->owned, payload_of(current), current->frame.payload);
         }

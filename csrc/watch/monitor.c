@@ -75,7 +75,7 @@ dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
     int64_t now_ns = dd_clock_now_ns();
     dd_error err;
     if (reason == DUMP_NONE) {
-        watch_report_add(report, "no dump is written: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
+        watch_report_add(report, "no dump written; set DLDIST_FR_DUMP_FILE=<prefix> to get one");
         return false;
     }
     if (reason == DUMP_OF_FAILURE && monitor->last_dump_ns != 0 &&
@@ -88,7 +88,7 @@ dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
         atomic_fetch_add(&monitor->ndumps, 1);
         watch_report_add(report, "the flight recorder is in %s", monitor->options.dump_path);
     } else {
-        watch_report_add(report, "no dump could be written: %s", err.message);
+        watch_report_add(report, "cannot write a dump: %s", err.message);
     }
     return reason == DUMP_OF_FAILURE;
 }
@@ -159,7 +159,7 @@ on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stalled_ns, bool
     dd_error cause;
     dd_status status = dd_error_set(
         &cause, DD_BACKEND,
-        "the watchdog of NCCL's groups has not moved for %.1f s%s%s: a call of NCCL or CUDA hangs",
+        "the watchdog of NCCL groups has made no progress for %.1f s%s%s: a call of NCCL or CUDA hangs",
         (double)stalled_ns / (double)DD_NS_PER_S, activity[0] != '\0' ? ", in " : "", activity);
     (void)status;
     report_event(monitor, cause.message, dump_reason_of_all(monitor), NULL);
@@ -208,7 +208,7 @@ answer_request(dd_monitor *monitor)
     if (!atomic_exchange(&monitor->is_dump_requested, false) && !is_queried) {
         return;
     }
-    report_event(monitor, "a dump was asked for", DUMP_REQUESTED, NULL);
+    report_event(monitor, "a dump was requested", DUMP_REQUESTED, NULL);
 }
 
 /* Handle other ranks' signals. Requested dumps come first, before groups of this rank fail. */
@@ -379,8 +379,8 @@ dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id,
         return status;
     }
     if (status != DD_OK) { /* the store lacks an operation: the group works without signals */
-        DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot tell each other of failures: %s", member->name,
-               err != NULL ? err->message : "");
+        DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot notify each other of failures: %s",
+               member->name, err != NULL ? err->message : "");
         member->info.store = NULL;
     }
     if (member->info.store != NULL) {
@@ -424,7 +424,7 @@ open_parts(dd_monitor *monitor, dd_error *err)
 {
     monitor->wake_fd = dd_fork_register(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (monitor->wake_fd < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd for the monitor");
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "eventfd for the monitor failed");
     }
     dd_status status = monitor->options.pipe_path[0] != '\0' ? watch_open_pipe(monitor, err) : DD_OK;
     if (status == DD_OK) {

@@ -19,12 +19,12 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
     struct stat entry;
     if (dd_sys_lstat(path, &entry) == 0) {
         if (!S_ISFIFO(entry.st_mode)) {
-            return dd_error_set(err, DD_SYSTEM, "%s is to be a named pipe, and is something else", path);
+            return dd_error_set(err, DD_SYSTEM, "%s exists and is not a named pipe", path);
         }
         (void)dd_sys_unlink(path); /* an earlier process has left this pipe */
     }
     if (dd_sys_mkfifo(path, 0600) != 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the named pipe %s", path);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create the named pipe %s", path);
     }
     /* Open the pipe for writing as well: otherwise reads return its end when its
      * writers close it. */
@@ -100,7 +100,7 @@ watch_write_dump(dd_monitor *monitor, dd_error *err)
     wait.deadline_ns = dd_clock_now_ns() + monitor->options.dump_timeout_ns;
     status = dd_background_task_wait(&job->task, &wait, err);
     if (status == DD_TIMED_OUT) {
-        status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", path,
+        status = dd_error_set(err, DD_TIMED_OUT, "writing %s did not finish within %.1f s", path,
                               dd_wait_elapsed_s(&wait));
     } else if (status == DD_OK && job->status != DD_OK) {
         status = dd_error_copy(err, &job->error);

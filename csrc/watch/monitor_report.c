@@ -44,9 +44,9 @@ enum { BEHIND, SILENT, OTHER, AHEAD, NSORTS };
 /* Texts for the classes of ranks. This rank's last call follows each text, except SILENT's. */
 static const char *const sorts[NSORTS] = {
     [BEHIND] = "never called ",
-    [SILENT] = "never called anything, or are gone",
+    [SILENT] = "never called anything, or have exited",
     [OTHER] = "called something else instead of ",
-    [AHEAD] = "are further than ",
+    [AHEAD] = "are ahead of ",
 };
 
 static void
@@ -199,9 +199,9 @@ watch_report_answer(dd_monitor *monitor, dd_blob *report)
     int64_t left_ns = sent_ns + ANSWER_NS - dd_clock_now_ns();
     monitor->is_query_open = !is_query_answered(monitor, left_ns, &held_s);
     if (monitor->is_query_open) {
-        watch_report_add(
-            report, "the GIL has been held for %.1f s by another thread, and still is: Python stands still",
-            held_s);
+        watch_report_add(report,
+                         "another thread has held the GIL for %.1f s and still holds it: Python is blocked",
+                         held_s);
     }
 }
 
@@ -213,9 +213,9 @@ watch_follow_up(dd_monitor *monitor)
         return;
     }
     monitor->is_query_open = false;
-    DD_LOG(DD_LOG_INFO, "the GIL is free again: it has been held for %.1f s", held_s);
+    DD_LOG(DD_LOG_INFO, "the GIL is free again after %.1f s", held_s);
     dd_lock_take(&monitor->mu);
-    watch_report_add(&monitor->report, "the GIL is free again: it has been held for %.1f s", held_s);
+    watch_report_add(&monitor->report, "the GIL is free again after %.1f s", held_s);
     dd_lock_release(&monitor->mu);
 }
 

@@ -55,7 +55,7 @@ has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, 
     while ((other = watch_next(monitor, other)) != NULL) {
         other->is_store_lost = other->is_store_lost || other->root == member->root;
     }
-    DD_LOG(DD_LOG_DEBUG, "the monitor asks a store no more, which has not answered: %s", err->message);
+    DD_LOG(DD_LOG_DEBUG, "the monitor stops using a store that did not answer: %s", err->message);
     return false;
 }
 
@@ -151,7 +151,7 @@ handle_error_signal(dd_monitor *monitor, watch_member *member)
         if (dd_signal_decode_error(dd_blob_view(&value), info->name, info->size, &cause, &err) != DD_OK) {
             DD_LOG(DD_LOG_INFO, "%s", err.message);
         } else if (cause.blamed.rank != info->rank) {
-            DD_LOG(DD_LOG_INFO, "told by the store: %s", cause.message);
+            DD_LOG(DD_LOG_INFO, "received from the store: %s", cause.message);
             info->fail(info->ctx, &cause);
         }
     }
@@ -223,10 +223,10 @@ watch_read_dump(dd_monitor *monitor, char text[WATCH_LINE_MAX])
     if (is_queried) {
         if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
             snprintf(text, WATCH_LINE_MAX,
-                     "rank %d of group \"%s\" has asked all ranks for a dump: it has failed", rank,
+                     "rank %d of group \"%s\" has failed and requests a dump from all ranks", rank,
                      first->name);
         } else {
-            snprintf(text, WATCH_LINE_MAX, "an unknown rank has asked all ranks for a dump: %s", err.message);
+            snprintf(text, WATCH_LINE_MAX, "an unknown rank requests a dump from all ranks: %s", err.message);
         }
     }
     dd_blob_fini(&value);

@@ -12,7 +12,8 @@ dd_signal_decode_dump(dd_bytes value, int *rank, dd_error *err)
 {
     uint64_t number = value.len == 4 ? dd_get_number(value.data, 4) : UINT64_MAX;
     if (number > INT32_MAX) {
-        return dd_error_set(err, DD_PROTOCOL, "a signal to dump is no rank: it has %zu bytes", value.len);
+        return dd_error_set(err, DD_PROTOCOL,
+                            "malformed dump request: got %zu bytes, expected a rank in 4 bytes", value.len);
     }
     *rank = (int)number;
     return DD_OK;
@@ -46,10 +47,10 @@ dd_signal_decode_error(dd_bytes value, dd_bytes group, int size, dd_error *cause
     bool is_whole = value.len == 4 || (has_reason && len == value.len - 12 && len <= DD_SIGNAL_TEXT_MAX);
     uint64_t rank = is_whole ? dd_get_number(value.data, 4) : UINT64_MAX;
     if (rank >= (uint64_t)size) {
-        return dd_error_set(err, DD_PROTOCOL, "malformed signal of a failure of group \"%.*s\": %zu bytes",
+        return dd_error_set(err, DD_PROTOCOL, "malformed failure signal of group \"%.*s\" (%zu bytes)",
                             (int)group.len, (const char *)group.data, value.len);
     }
-    char text[DD_SIGNAL_TEXT_MAX + 1] = "no reason is given";
+    char text[DD_SIGNAL_TEXT_MAX + 1] = "no reason given";
     if (len > 0) {
         dd_bytes_print(dd_bytes_of(value.data + 12, len), text, sizeof text);
     }
@@ -105,7 +106,7 @@ dd_signal_decode_state(dd_bytes value, dd_signal_state *state, dd_error *err)
         rest += len;
     }
     if (state->called < -1 || strncmp(rest, ", started ", 10) != 0 || strstr(rest, ", completed ") == NULL) {
-        return dd_error_set(err, DD_PROTOCOL, "malformed progress of a rank: %zu bytes", value.len);
+        return dd_error_set(err, DD_PROTOCOL, "malformed progress of a rank (%zu bytes)", value.len);
     }
     return DD_OK;
 }

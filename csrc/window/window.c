@@ -8,16 +8,16 @@
 #include <string.h>
 
 static const window_op op_put = {
-    .label = "put", .missing = "taken it", .command = DD_WINDOW_PUT, .needs_open = true};
+    .label = "put", .missing = "received it", .command = DD_WINDOW_PUT, .needs_open = true};
 static const window_op op_get = {
     .label = "get", .missing = "answered", .command = DD_WINDOW_GET, .needs_open = true};
 static const window_op op_signal = {.label = "signal",
-                                    .missing = "taken it",
+                                    .missing = "received it",
                                     .command = DD_WINDOW_PUT,
                                     .needs_channel = true,
                                     .needs_open = true};
 static const window_op op_alone = {.label = "signal_alone",
-                                   .missing = "taken the signal",
+                                   .missing = "received the signal",
                                    .word = WINDOW_WORD_ROOM,
                                    .command = DD_WINDOW_SIGNAL_ALONE,
                                    .needs_channel = true,

@@ -57,20 +57,23 @@ find_obstacle(const dd_window *window, const window_args *args, bool is_locked, 
     size_t nbytes = args->block.nbytes;
     int state = atomic_load_explicit(&window->state, memory_order_acquire);
     if (rank < 0 || rank >= hub->size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", rank,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: got %d, expected 0 to %d", rank,
                             hub->size - 1);
     }
     const window_member *member = &window->members[rank];
     if (args->channel == DD_NO_CHANNEL && args->op->needs_channel) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
-    }
-    if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d", args->channel,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel: got none, expected 0 to %d",
                             window->nchannels - 1);
     }
+    if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: got %d, expected 0 to %d",
+                            args->channel, window->nchannels - 1);
+    }
     if (args->target.offset > member->nbytes || nbytes > member->nbytes - args->target.offset) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
-                            args->target.offset, rank, member->nbytes);
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "out of range: got %zu bytes at offset %zu, expected at most %zu bytes on rank %d", nbytes,
+            args->target.offset, member->nbytes, rank);
     }
     if (state != WINDOW_OPEN) {
         return dd_error_set(err, DD_CLOSED,
@@ -398,7 +401,7 @@ void
 window_abandon(window_call *call)
 {
     dd_error cause;
-    (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
+    (void)dd_error_set(&cause, DD_ABORTED, "its caller no longer waits");
     dd_engine_lock(call->hub->engine);
     if (!dd_work_is_done(&call->work)) {
         cancel_call_locked(call, &cause);

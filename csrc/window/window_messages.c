@@ -333,7 +333,7 @@ end_withdrawn_locked(const window_source *source)
         if (call->args.op->word == WINDOW_WORD_OWN_ROOM && call->args.target.rank == source->rank &&
             call->id == source->command.id) {
             dd_error cause;
-            (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
+            (void)dd_error_set(&cause, DD_ABORTED, "its caller no longer waits");
             window_end_wait_locked(call, &cause);
             return;
         }

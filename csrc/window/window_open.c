@@ -49,11 +49,12 @@ window_check_options(dd_group *group, const dd_window_options *options, dd_error
     if (options->pad_nbytes != 0 && (options->pad_nbytes < least || options->pad_nbytes > PAD_MAX)) {
         return dd_error_set(
             err, DD_INVALID_ARGUMENT,
-            "window: a pad of %zu bytes for %d ranks: a channel takes %zu bytes, and %zu are the most",
-            options->pad_nbytes, dd_group_size(group), least, PAD_MAX);
+            "window: invalid signal pad for %d ranks: got %zu bytes, expected %zu (one channel) to %zu",
+            dd_group_size(group), options->pad_nbytes, least, PAD_MAX);
     }
     if (options->data == NULL && options->nbytes > 0) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "window: %zu bytes of no memory", options->nbytes);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "window: size %zu with a NULL address",
+                            options->nbytes);
     }
     if (options->region == NULL) {
         return DD_OK;
@@ -63,7 +64,7 @@ window_check_options(dd_group *group, const dd_window_options *options, dd_error
     size_t room = dd_region_nbytes(options->region);
     if (dd_region_group(options->region) != group || offset > room || options->nbytes > room - offset) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "window: the memory does not lie in that region of this group");
+                            "window: the memory is not in the given region of this group");
     }
     return DD_OK;
 }
@@ -180,9 +181,10 @@ check_part(const window_opening *opening, int rank, dd_error *err)
     }
     if (part->pad_nbytes != opening->parts[0].pad_nbytes) {
         dd_error own_error;
-        (void)snprintf(label, sizeof label, "for one of %llu", (unsigned long long)part->pad_nbytes);
+        (void)snprintf(label, sizeof label, "has %llu", (unsigned long long)part->pad_nbytes);
         (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, label, &own_error);
-        (void)dd_error_set(err, DD_MISMATCH, "window: rank 0 asks for a pad of %llu bytes, %s",
+        (void)dd_error_set(err, DD_MISMATCH,
+                           "window: ranks disagree on the signal pad: rank 0 has %llu bytes, %s",
                            (unsigned long long)opening->parts[0].pad_nbytes, own_error.message);
         dd_error_blame(err, rank, own_error.blamed.host, own_error.blamed.pid);
         return DD_MISMATCH;
@@ -235,7 +237,8 @@ map_locked(window_opening *opening, int rank, dd_window_location spot, uint64_t 
         return (uint8_t *)memory.data + spot.offset;
     }
     if (status == DD_OK) {
-        (void)dd_error_set(&error, DD_PROTOCOL, "%llu bytes from %llu of a region of %zu",
+        (void)dd_error_set(&error, DD_PROTOCOL,
+                           "out of range: got %llu bytes at %llu, expected at most %zu in the region",
                            (unsigned long long)nbytes, (unsigned long long)spot.offset, memory.nbytes);
     }
     opening->map_error = error;

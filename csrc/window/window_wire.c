@@ -39,18 +39,19 @@ dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *p
     part_bytes bytes;
     memcpy(&bytes, in, sizeof bytes);
     if (bytes.status >= DD_STATUS_COUNT) {
-        return dd_error_set(err, DD_PROTOCOL, "a window part has status %lu", (unsigned long)bytes.status);
+        return dd_error_set(err, DD_PROTOCOL, "malformed window part: status: got %lu, expected less than %d",
+                            (unsigned long)bytes.status, DD_STATUS_COUNT);
     }
     if (bytes.offset > UINT64_MAX - bytes.nbytes) {
-        return dd_error_set(err, DD_PROTOCOL, "a window part has %llu bytes from %llu",
+        return dd_error_set(err, DD_PROTOCOL, "malformed window part: %llu bytes at %llu overflow",
                             (unsigned long long)bytes.nbytes, (unsigned long long)bytes.offset);
     }
     if (bytes.status == DD_OK && bytes.window == 0) {
-        return dd_error_set(err, DD_PROTOCOL, "a window part has no window number");
+        return dd_error_set(err, DD_PROTOCOL, "malformed window part: no window number");
     }
     if (bytes.sys_errno > SYS_ERRNO_MAX) {
-        return dd_error_set(err, DD_PROTOCOL, "a window part has error number %lu",
-                            (unsigned long)bytes.sys_errno);
+        return dd_error_set(err, DD_PROTOCOL, "malformed window part: errno: got %lu, expected at most %d",
+                            (unsigned long)bytes.sys_errno, SYS_ERRNO_MAX);
     }
     *part = (dd_window_part){
         .status = (dd_status)bytes.status,
@@ -103,27 +104,27 @@ wire_find_fault(const dd_request *request)
 {
     const dd_signature *numbers = &request->signature;
     if (numbers->coll < DD_WINDOW_PUT || numbers->coll > DD_WINDOW_CLOSED) {
-        return "its type is unknown";
+        return "unknown type";
     }
     unsigned parts = parts_of[numbers->coll];
     if (numbers->dtype != 0 || numbers->redop != 0 || numbers->flags != 0) {
-        return "it has no zeros where they belong";
+        return "reserved fields are not zero";
     }
     if (request->tag == 0) {
-        return "it is about no window";
+        return "no window number";
     }
     if (((parts & HAS_ID) != 0) != (numbers->root != 0)) {
-        return "its id is wrong";
+        return "wrong id";
     }
     if (((parts & HAS_OFFSET) == 0 && numbers->count != 0) ||
         ((parts & HAS_WISH) == 0 && numbers->factor_bits != 0) ||
         numbers->count > UINT64_MAX - (request->nbytes | numbers->factor_bits)) {
-        return "its place is wrong";
+        return "wrong offset or size";
     }
     if ((parts & HAS_DATA) == 0 && request->nbytes != 0) {
-        return "it has data";
+        return "unexpected data";
     }
-    return (parts & HAS_CHANNEL) == 0 && request->channel != 0 ? "it has a channel" : NULL;
+    return (parts & HAS_CHANNEL) == 0 && request->channel != 0 ? "unexpected channel" : NULL;
 }
 
 dd_status

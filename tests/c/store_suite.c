@@ -920,7 +920,7 @@ static void
 in_forked_child(dd_store *store)
 {
     char pids[128];
-    (void)snprintf(pids, sizeof pids, "was opened in process %d, used in process %d after a fork",
+    (void)snprintf(pids, sizeof pids, "was opened in process %d and used in process %d after a fork",
                    (int)getppid(), (int)getpid());
     alarm(5 * (unsigned)check_slow());
     CHECK(dd_store_is_forked(store));

@@ -693,7 +693,7 @@ TEST(an_arena_of_another_build_is_refused)
         word++;
         REQUIRE(pwrite(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         CHECK_STATUS(dd_arena_attach(fd, 2, 0, &arena, &error), DD_PROTOCOL);
-        CHECK(strstr(error.message, "another build of dldist") != NULL);
+        CHECK(strstr(error.message, "not an arena of this dldist version") != NULL);
         word--;
         REQUIRE(pwrite(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         CHECK_OK(dd_arena_attach(fd, 2, 0, &arena, check_err()));

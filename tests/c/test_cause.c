@@ -115,25 +115,25 @@ TEST(inconsistent_causes_are_refused)
     for (size_t i = 0; i < sizeof bad_ranks / sizeof bad_ranks[0]; i++) {
         dd_cause cause = sample(DD_CAUSE_CALLS);
         cause.origin = bad_ranks[i];
-        check_refused(&cause, "it comes from a rank");
+        check_refused(&cause, "unknown origin rank");
         cause = sample(DD_CAUSE_OTHER);
         cause.blamed.rank = bad_ranks[i];
-        check_refused(&cause, "it blames a rank");
+        check_refused(&cause, "unknown blamed rank");
         cause = sample(DD_CAUSE_CALLS);
         cause.other = bad_ranks[i];
-        check_refused(&cause, "it names a rank");
+        check_refused(&cause, "unknown other rank");
     }
     for (int kind = DD_CAUSE_LOST; kind <= DD_CAUSE_MISFIT; kind++) {
         dd_cause cause = sample((dd_cause_kind)kind);
         cause.blamed.rank = -1;
-        check_refused(&cause, "it blames a rank");
+        check_refused(&cause, "unknown blamed rank");
     }
     dd_cause cause = sample(DD_CAUSE_SIZES);
     cause.other = -1;
-    check_refused(&cause, "it names a rank");
+    check_refused(&cause, "unknown other rank");
     cause = sample(DD_CAUSE_LOST);
     cause.other = 1;
-    check_refused(&cause, "it names a rank");
+    check_refused(&cause, "unknown other rank");
     cause = sample(DD_CAUSE_TIMED_OUT);
     cause.blamed.rank = 0;
     cause.other = 1; /* its send to the blamed rank fails */
@@ -142,7 +142,7 @@ TEST(inconsistent_causes_are_refused)
     CHECK_OK(decode(bytes, dd_cause_encode(&cause, bytes), &out));
     CHECK_INT(out.other, 1);
     cause.other = 1000;
-    check_refused(&cause, "it names a rank");
+    check_refused(&cause, "unknown other rank");
     cause = sample(DD_CAUSE_TIMED_OUT);
     cause.elapsed_ns = -1;
     check_refused(&cause, "negative");

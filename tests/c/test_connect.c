@@ -397,9 +397,9 @@ TEST(secrets_that_differ)
         one.secret = BYTES("one");
         dd_connect_options other = none;
         other.secret = BYTES("other");
-        check_failed_dial(&one, &other, DD_AUTH, "it has another secret");
-        check_failed_dial(&one, &none, DD_AUTH, "it has no secret");
-        check_failed_dial(&none, &one, DD_AUTH, "it wants proof of a secret");
+        check_failed_dial(&one, &other, DD_AUTH, "the secrets differ");
+        check_failed_dial(&one, &none, DD_AUTH, "the peer has no secret");
+        check_failed_dial(&none, &one, DD_AUTH, "the peer has a secret, and this process has none");
     }
 }
 
@@ -410,8 +410,8 @@ TEST(encryption_on_only_one_side)
     on.secret = BYTES("sesame");
     dd_connect_options off = on;
     off.is_encryption_off = true;
-    check_failed_dial(&on, &off, DD_AUTH, "it does not encrypt, and this process does");
-    check_failed_dial(&off, &on, DD_AUTH, "it encrypts what leaves its host, and this process does not");
+    check_failed_dial(&on, &off, DD_AUTH, "the peer does not encrypt connections, and this process does");
+    check_failed_dial(&off, &on, DD_AUTH, "the peer encrypts connections, and this process does not");
     check_links(&off);
     check_links(&on);
 }
@@ -472,7 +472,7 @@ TEST(another_process_at_the_address)
         REQUIRE_OK(dd_connector_dial(a.connector, &old, &b.addrs, 0, DIAL_NUMBER, deadline_ns, check_err()));
         REQUIRE(await(&a, 0, 1));
         CHECK_INT(a.error.code, DD_NETWORK);
-        CHECK_CONTAINS(a.error.message, "another process is there");
+        CHECK_CONTAINS(a.error.message, "another process uses this address");
         CHECK_INT(b.nasked, 0);
         close_node(&a);
         close_node(&b);
@@ -670,9 +670,9 @@ TEST(answer_of_another_version)
     REQUIRE_OK(connect_send(fd, NULL, bytes, CONNECT_ANSWER_BYTES, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_PROTOCOL);
-    CHECK_CONTAINS(a.error.message,
-                   "it speaks version 1 of the link protocol, and this process version 6: all "
-                   "ranks need the same version of dldist");
+    CHECK_CONTAINS(
+        a.error.message,
+        "another link protocol version: got 1, expected 6; all ranks need the same version of dldist");
     dd_sock_close(fd);
     dd_sock_close(listener);
     close_node(&a);
@@ -843,7 +843,8 @@ TEST(ports_of_a_range)
     int nfds_before = count_fds();
     CHECK_STATUS(try_open_node(&nodes[2], &options), DD_NETWORK);
     char expected[64];
-    snprintf(expected, sizeof expected, "from %u to %u", options.first_port, options.last_port);
+    snprintf(expected, sizeof expected, "none of the ports %u to %u is free", options.first_port,
+             options.last_port);
     CHECK_CONTAINS(check_message(), expected);
     CHECK_INT(count_fds(), nfds_before);
     close_node(&nodes[0]);

@@ -64,7 +64,7 @@ TEST(refusal_before_the_announcement_is_a_protocol_error)
     static backlog self;
     REQUIRE(open_backlog(&self));
     deliver_frame(&self, peer_on_refuse, DD_FRAME_REFUSE);
-    close_backlog(&self, "REFUSE for message 1 of 0");
+    close_backlog(&self, "REFUSE for unknown message: got 1, expected 1 to 0");
 }
 
 TEST(cts_before_the_announcement_is_a_protocol_error)
@@ -72,7 +72,7 @@ TEST(cts_before_the_announcement_is_a_protocol_error)
     static backlog self;
     REQUIRE(open_backlog(&self));
     deliver_frame(&self, peer_on_cts, DD_FRAME_CTS);
-    close_backlog(&self, "CTS for message 1 of 0");
+    close_backlog(&self, "CTS for unknown message: got 1, expected 1 to 0");
 }
 
 /* Credit may be returned for frames in the ring or being written; this side owns the rest. */
@@ -87,5 +87,5 @@ TEST(only_sent_frames_use_lent_credit)
     CHECK(peer->lent > 0 && peer->lent < used);
     dd_engine_unlock(self.rig.ranks[0].engine);
     deliver_frame(&self, peer_on_cts, DD_FRAME_CTS);
-    close_backlog(&self, "CTS for message 1 of 0");
+    close_backlog(&self, "CTS for unknown message: got 1, expected 1 to 0");
 }

@@ -161,8 +161,9 @@ check_met_again(unsigned lost, bool is_shm)
         CHECK_INT(stats.nconnections, 1);
         CHECK_INT(rig.ranks[rank].news.nlosts, lost >> rank & 1); /* not a second time */
         if ((lost >> rank & 1) != 0) {
-            CHECK_CONTAINS(rig.ranks[rank].news.lost_error.message, "it has published no address");
-            CHECK_CONTAINS(error_of(&rig, rank, old[rank].peer)->message, "it has published no address");
+            CHECK_CONTAINS(rig.ranks[rank].news.lost_error.message, "the peer has published no address");
+            CHECK_CONTAINS(error_of(&rig, rank, old[rank].peer)->message,
+                           "the peer has published no address");
         }
         close_before(&old[rank]);
     }
@@ -249,7 +250,7 @@ TEST(a_connection_that_the_other_side_has_lost_is_replaced)
     }
     CHECK(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 1));
     CHECK_INT(rig.ranks[0].news.lost_rank, 1);
-    CHECK_CONTAINS(rig.ranks[0].news.lost_error.message, "it has lost its connection to this process");
+    CHECK_CONTAINS(rig.ranks[0].news.lost_error.message, "the peer lost its connection to this process");
     for (int other = 1; other < 3; other++) {
         dd_peer_release(again[other]);
     }
@@ -431,7 +432,7 @@ TEST(a_peer_that_has_said_goodbye_stays_lost)
         dd_peer *again = NULL;
         CHECK_OK(dd_engine_peer(rig.ranks[0].engine, dd_blob_view(&bytes), &again, check_err()));
         CHECK(again == rig.ranks[0].peers[1]);
-        CHECK_CONTAINS(error_of(&rig, 0, again)->message, "it has closed its groups");
+        CHECK_CONTAINS(error_of(&rig, 0, again)->message, "its process has closed its groups");
         dd_peer_release(again);
         dd_blob_fini(&bytes);
         rig_close(&rig);

@@ -108,7 +108,7 @@ TEST(malformed_short_headers_are_refused)
     bytes[3] = 1; /* typed */
     bytes[2] = 250;
     CHECK_STATUS(dd_frame_decode(bytes, &frame, check_err()), DD_PROTOCOL);
-    CHECK_CONTAINS(check_message(), "its dtype is unknown");
+    CHECK_CONTAINS(check_message(), "unknown dtype");
 }
 
 static void
@@ -125,7 +125,7 @@ TEST(malformed_frames_are_refused)
 {
     dd_frame frame = sample(DD_FRAME_EAGER);
     frame.nbytes++;
-    check_refused(&frame, "its payload is not its message");
+    check_refused(&frame, "payload and message differ in size");
     frame.payload = DD_FRAME_EAGER_MAX + 1;
     frame.nbytes = frame.payload;
     check_refused(&frame, "too large");
@@ -138,7 +138,7 @@ TEST(malformed_frames_are_refused)
     frame.payload = 0;
     check_refused(&frame, "out of range");
     frame.offset = 0;
-    check_refused(&frame, "empty");
+    check_refused(&frame, "no payload");
     frame.nbytes = frame.payload = DD_FRAME_FRAGMENT_MAX + 1;
     check_refused(&frame, "too large");
     frame = sample(DD_FRAME_RTS);
@@ -149,18 +149,18 @@ TEST(malformed_frames_are_refused)
     check_refused(&frame, "reason");
     frame = sample(DD_FRAME_ANSWER);
     frame.offset = 2;
-    check_refused(&frame, "no answer");
+    check_refused(&frame, "not an answer");
     frame = sample(DD_FRAME_ABORT);
     frame.payload = DD_CAUSE_MAX_NBYTES + 1;
-    check_refused(&frame, "no cause");
+    check_refused(&frame, "wrong payload size");
     frame.payload = DD_CAUSE_HEAD_NBYTES - 1;
-    check_refused(&frame, "no cause");
+    check_refused(&frame, "wrong payload size");
     frame = sample(DD_FRAME_CTS);
     frame.payload = 1;
     check_refused(&frame, "payload");
     check_refused(&(dd_frame){.type = (dd_frame_type)13}, "unknown");
     check_refused(&(dd_frame){.type = (dd_frame_type)0}, "unknown");
-    check_refused(&(dd_frame){.type = DD_FRAME_BYE, .kind = (dd_message_kind)3}, "kind 3");
+    check_refused(&(dd_frame){.type = DD_FRAME_BYE, .kind = (dd_message_kind)3}, "kind: got 3");
     uint8_t zeros[DD_FRAME_NBYTES] = {0};
     CHECK_STATUS(dd_frame_decode(zeros, &frame, check_err()), DD_PROTOCOL);
 }

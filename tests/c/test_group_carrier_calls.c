@@ -272,7 +272,7 @@ fail_to_carry(team_rank *self)
     dd_status status = carry_group(self->group, check_err());
     if (self->rank == failing) {
         CHECK_INT(status, DD_BACKEND);
-        CHECK_CONTAINS(check_message(), "cannot be carried by fake");
+        CHECK_CONTAINS(check_message(), "cannot use fake");
         CHECK_CONTAINS(check_message(), "the library cannot be started");
     } else if (status != DD_OK) { /* else the rank was done before it received the failure */
         CHECK_INT(status, DD_BACKEND);
@@ -304,7 +304,7 @@ attach_twice(team_rank *self)
 {
     REQUIRE(carry_team_begin(self));
     CHECK_STATUS(carry_group(self->group, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "has a carrier already");
+    CHECK_CONTAINS(check_message(), "already uses a library");
     CHECK_INT(carry_library.counts[self->rank].nmakes, 1);
     CHECK(team_check_sum(self->group));
     CHECK_INT(dd_group_count_carried(self->group), 1);

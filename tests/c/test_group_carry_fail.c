@@ -408,7 +408,7 @@ wait_for_ever(team_rank *self)
                      DD_OP_TIMED_OUT);
     }
     CHECK(carry_seconds_since(start_ns) < 2.0 * check_slow());
-    CHECK_CONTAINS(check_message(), "all ranks have arrived, and the data have not");
+    CHECK_CONTAINS(check_message(), "all ranks have arrived, but their data have not");
     CHECK_INT(err->keeps_memory, holds_on && !ends);
     CHECK_INT(carry_library.counts[self->rank].nstarts, 1);
     CHECK_INT(carry_library.counts[self->rank].nleaves, !ends);

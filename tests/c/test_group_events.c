@@ -299,12 +299,12 @@ break_protocol(team_rank *self)
         dd_engine_unlock(self->engine);
         CHECK_STATUS(team_wait(self->group, recv), DD_PEER_LOST);
         CHECK_CONTAINS(check_message(), "rank 0 (");
-        CHECK_CONTAINS(check_message(), ") has lost the connection to this rank: it broke the protocol: CTS");
+        CHECK_CONTAINS(check_message(), ") has lost the connection to this rank: protocol error: CTS");
         return;
     }
     CHECK_STATUS(team_barrier(self->group), DD_PEER_LOST);
     CHECK_CONTAINS(check_message(), "lost rank 2 (");
-    CHECK_CONTAINS(check_message(), "it broke the protocol: CTS for message 1000");
+    CHECK_CONTAINS(check_message(), "protocol error: CTS for unknown message: got 1000");
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_PEER_LOST);
     CHECK_INT(error.blamed.rank, 2);

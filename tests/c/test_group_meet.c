@@ -47,7 +47,7 @@ open_invalid_groups(team_rank *self)
     dd_group *group = NULL;
     int64_t plenty_ns = 10 * DD_NS_PER_S * check_slow();
     CHECK_STATUS(open_named(self, "w", 2, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "rank 2 of a group of 2");
+    CHECK_CONTAINS(check_message(), "got rank 2 of 2");
     CHECK_STATUS(open_named(self, "w", -1, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
     CHECK_STATUS(open_named(self, "w", 0, 0, plenty_ns, &group), DD_INVALID_ARGUMENT);
     dd_group_options options = team_group_options("w");
@@ -79,17 +79,17 @@ read_malformed_ends(team_rank *self)
         const char *end;
         const char *complaint;
     } cases[] = {
-        {"garbage", "\"garbage\" where the end of a meeting of 2"},
-        {"ok 3 1\n", "\"ok 3 1\" where the end"},
-        {"ok 2 1", "\"ok 2 1\" where the end"},
-        {"ok 2 1\n", "lacks the payload of rank 0"},
-        {"ok 2 1\n\377\377\377\377card", "lacks the payload of rank 0"},
-        {"ok 2 1\n\1\1\1", "lacks the payload of rank 0"},
-        {"ok 2 1\n\1\1\1cards", "lacks the payload of rank 0"},
-        {"failed", "\"failed\" where the end"},
-        {"failed 14 1 7\nhost", "\"failed 14 1 7\" where the end"},
-        {"failed 0 1 7\nhost\ntext", "\"failed 0 1 7\" where the end"},
-        {"failed 999 1 7\nhost\ntext", "\"failed 999 1 7\" where the end"},
+        {"garbage", "got \"garbage\", expected \"ok 2\" and an id"},
+        {"ok 3 1\n", "got \"ok 3 1\", expected"},
+        {"ok 2 1", "got \"ok 2 1\", expected"},
+        {"ok 2 1\n", "the payload of rank 0 is missing"},
+        {"ok 2 1\n\377\377\377\377card", "the payload of rank 0 is missing"},
+        {"ok 2 1\n\1\1\1", "the payload of rank 0 is missing"},
+        {"ok 2 1\n\1\1\1cards", "the payload of rank 0 is missing"},
+        {"failed", "got \"failed\", expected"},
+        {"failed 14 1 7\nhost", "got \"failed 14 1 7\", expected"},
+        {"failed 0 1 7\nhost\ntext", "got \"failed 0 1 7\", expected"},
+        {"failed 999 1 7\nhost\ntext", "got \"failed 999 1 7\", expected"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[16];
@@ -342,7 +342,7 @@ taken_first(team_rank *self)
     } else {
         await_first(self, 0);
         CHECK_STATUS(open_named(self, "w", 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
-        CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken: by ");
+        CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken by ");
         CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* succeeds in spite of that */
     }
     if (group != NULL) {
@@ -375,9 +375,9 @@ disagree_on_the_size(team_rank *self)
                      DD_MISMATCH);
         char text[128];
         CHECK_CONTAINS(error.message, "group \"w\" (rank ");
-        CHECK_CONTAINS(error.message, "): rank 0 (");
-        CHECK_CONTAINS(error.message, " says that it has 2 ranks, and rank 1 (");
-        snprintf(text, sizeof text, "that it has %d", theirs[i]);
+        CHECK_CONTAINS(error.message, "): ranks disagree on the number of ranks: rank 0 (");
+        CHECK_CONTAINS(error.message, ") has 2, rank 1 (");
+        snprintf(text, sizeof text, ") has %d", theirs[i]);
         CHECK_CONTAINS(error.message, text);
         CHECK_INT(error.blamed.rank, 1 - self->rank);
         CHECK(dd_wait_elapsed_s(&wait) < 20 * check_slow());
@@ -565,7 +565,7 @@ split_wrongly(team_rank *self)
                  DD_INVALID_ARGUMENT);
     CHECK_STATUS(dd_group_split(self->group, other, 1, 0, &options, &group, &wait, check_err()),
                  DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "is not among the 1 ranks");
+    CHECK_CONTAINS(check_message(), "is not one of the 1 ranks");
     CHECK_STATUS(dd_group_split(self->group, both, 0, 0, &options, &group, &wait, check_err()),
                  DD_INVALID_ARGUMENT);
     if (self->rank == 0) {

@@ -560,7 +560,7 @@ TEST(offer_that_is_refused)
     REQUIRE_OK(dd_link_offer_shm(fds[1], RING_NBYTES, &link, check_err()));
     CHECK(write(fds[0], "n", 1) == 1);
     CHECK_STATUS(dd_link_receive_taken(link, &wait, check_err()), DD_NETWORK);
-    CHECK_CONTAINS(check_message(), "could not take");
+    CHECK_CONTAINS(check_message(), "could not map");
     dd_link_close(link);
     dd_sock_close(fds[0]);
     CHECK_INT(count_fds(), nfds_before);

@@ -172,7 +172,7 @@ run_until_death(dd_store *store, const dd_store_request *request, dd_store_resul
                 const dd_wait *wait, dd_error *err)
 {
     is_dead = is_dead || request->op == fatal_op;
-    return is_dead ? dd_error_set(err, DD_NETWORK, "its process has ended")
+    return is_dead ? dd_error_set(err, DD_NETWORK, "its process exited")
                    : run_by_keys(store, request, result, wait, err);
 }
 
@@ -340,7 +340,7 @@ TEST(missing_ranks_are_named_after_the_store_has_ended)
         CHECK_CONTAINS(attendees[1].error.message, "party \"party\" (rank 1 of 3): rank 0 waited ");
         CHECK_CONTAINS(attendees[1].error.message,
                        "2 of 3 have joined: 0 (somewhere, pid 100), 1 (somewhere, pid 101)");
-        CHECK_CONTAINS(attendees[1].error.message, "; missing: 2; the store has ended since: ");
+        CHECK_CONTAINS(attendees[1].error.message, "; missing: 2; then the store failed: ");
         CHECK_INT(attendees[1].error.blamed.rank, 2);
         place_close(&p, 2);
     }

@@ -394,8 +394,8 @@ TEST(malformed_data_of_ranks_is_an_error)
         dd_status status;
         const char *text;
     } bad[] = {
-        {BYTES("short"), DD_STORE, "\"short\" where the end of a meeting of 2 should be"},
-        {BYTES("ok 2 1\n"), DD_STORE, "lacks the payload of rank 0"},
+        {BYTES("short"), DD_STORE, "got \"short\", expected \"ok 2\" and an id"},
+        {BYTES("ok 2 1\n"), DD_STORE, "the payload of rank 0 is missing"},
         {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "rank 0 published 0 bytes"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

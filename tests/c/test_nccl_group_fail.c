@@ -81,7 +81,7 @@ open_body(nccl_rig_rank *self)
     CHECK_STATUS(open_group(&base, rig->store, 2, 2, &group), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "rank 2 of 2 is impossible");
     CHECK_STATUS(open_group(&base, NULL, 0, 2, &group), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "a group of 2 ranks needs a store to meet in");
+    CHECK_CONTAINS(check_message(), "a group of 2 ranks needs a store: got none");
     open_without_memory(&base);
     open_in_child(&base);
     CHECK(group == NULL);

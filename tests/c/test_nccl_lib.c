@@ -87,7 +87,7 @@ TEST(errors_name_everything_that_was_tried)
     dd_dylib_search search = {.candidates = candidates, .ncandidates = 2};
     dd_nccl_lib *lib;
     CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
-    CHECK_CONTAINS(check_message(), "libnccl.so.2: not in the process yet");
+    CHECK_CONTAINS(check_message(), "libnccl.so.2: not loaded in this process");
     CHECK_CONTAINS(check_message(), NOWHERE ": cannot open shared object file");
     CHECK_CONTAINS(check_message(), "/etc/passwd: ");
     CHECK_CONTAINS(check_message(), "libnccl.so: ");

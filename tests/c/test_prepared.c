@@ -255,7 +255,7 @@ start_several(team_rank *self)
     uint64_t before = dd_group_sequence(self->group);
     calls[NSUMS] = calls[3];
     CHECK_STATUS(dd_prepared_start(calls, NSUMS + 1, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "all_reduce: is given twice");
+    CHECK_CONTAINS(check_message(), "all_reduce: appears twice");
     CHECK_INT(dd_group_sequence(self->group), before);
     CHECK_OK(dd_prepared_start(calls, 0, false, &team_no_wait, check_err()));
     CHECK_OK(dd_prepared_start(calls, NSUMS, false, &team_no_wait, check_err()));
@@ -283,7 +283,8 @@ start_twice(team_rank *self)
     if (self->rank == 0) {
         CHECK_OK(team_start(first.call));
         CHECK_STATUS(team_start(first.call), DD_INVALID_ARGUMENT);
-        CHECK_CONTAINS(check_message(), "all_reduce #1 is under way and cannot be started again");
+        CHECK_CONTAINS(check_message(),
+                       "all_reduce #1 is still running: wait for it before you start it again");
         CHECK_STATUS(dd_prepared_start(both, 2, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
         CHECK(dd_work_is_done(dd_prepared_work(second.call))); /* not started */
     }

@@ -388,8 +388,8 @@ check_words(size_t after, bool is_noticed_by_server)
     char ends[96];
     int port = is_noticed_by_server ? dd_tcp_server_port(server) : plain_proxy_port(proxy);
     (void)snprintf(ends, sizeof ends,
-                   is_noticed_by_server ? " to 127.0.0.1:%d " : " from 127.0.0.1:%d to 127.0.0.1:", port);
-    CHECK_CONTAINS(check_message(), "what came over the encrypted connection from 127.0.0.1:");
+                   is_noticed_by_server ? " -> 127.0.0.1:%d: " : " 127.0.0.1:%d -> 127.0.0.1:", port);
+    CHECK_CONTAINS(check_message(), "encrypted connection 127.0.0.1:");
     CHECK_CONTAINS(check_message(), ends);
     dd_store_release(self.store);
     plain_proxy_stop(proxy);

@@ -244,7 +244,7 @@ expect_bad(const char *pattern, dd_bytes message, size_t at, uint64_t number, co
     CHECK_INT(scan_fresh(pattern, 1, 1, dd_bytes_of(copy, at + 7), &limits, &scan), DD_TCP_SCAN_MORE);
     CHECK_INT(scan_fresh(pattern, 1, 1, dd_bytes_of(copy, at + 8), &limits, &scan), DD_TCP_SCAN_BAD);
     CHECK_CONTAINS(check_message(), label);
-    CHECK_CONTAINS(check_message(), "is over the limit of ");
+    CHECK_CONTAINS(check_message(), "expected at most ");
 }
 
 static void
@@ -269,11 +269,11 @@ overstep_every_limit(const char *pattern)
     for (const char *at = pattern; *at != '\0'; at++, n++) {
         dd_bytes so_far = dd_blob_view(&message);
         if (*at == 'k') {
-            expect_bad_numbers(pattern, so_far, message.len, limits.max_key_bytes, "key of ");
+            expect_bad_numbers(pattern, so_far, message.len, limits.max_key_bytes, "key too large: ");
         } else if (*at == 'v') {
-            expect_bad_numbers(pattern, so_far, message.len, limits.max_value_bytes, "value of ");
+            expect_bad_numbers(pattern, so_far, message.len, limits.max_value_bytes, "value too large: ");
         } else if (*at == '#') {
-            expect_bad_numbers(pattern, so_far, message.len, limits.max_keys, "count ");
+            expect_bad_numbers(pattern, so_far, message.len, limits.max_keys, "count too large: ");
             dd_tcp_write(&writer, 'i', 2);
             continue;
         } else if (*at == '?') {
@@ -327,7 +327,7 @@ TEST(whole_request_over_its_limit)
                               : len == message.len ? DD_TCP_SCAN_DONE
                                                    : DD_TCP_SCAN_MORE);
             if (result == DD_TCP_SCAN_BAD) {
-                CHECK_CONTAINS(check_message(), "message is over the limit of ");
+                CHECK_CONTAINS(check_message(), "message too large: got at least ");
                 break;
             }
         }

@@ -663,7 +663,8 @@ TEST(values_that_are_too_much_together)
     dd_tcp_server *server = raw_server(&options);
     int fd = open_extended_within(dd_tcp_server_port(server), options.limits);
     char text[128];
-    snprintf(text, sizeof text, "the values have 5040 bytes, which is over the server's limit of 4096");
+    snprintf(text, sizeof text,
+             "values too large: got 5040 bytes, expected at most 4096 (the server's limit)");
     raw_ask_tagged(fd, 1, DD_TCP_WAIT_MULTI_GET, "#kkkkk", 5LL, "/a", "/a", "/a", "/a", "/a");
     raw_ask_tagged(fd, 2, DD_TCP_SET, "kv", "/a", large);
     CHECK(raw_expect_answer(fd, 1, DD_STORE, "v", text));
@@ -707,11 +708,10 @@ TEST(another_version_is_refused)
         int fd = raw_open(dd_tcp_server_port(server));
         raw_ask(fd, DD_TCP_HELLO, "uikv", version, 77LL, "a-host", "");
         char text[160];
-        (void)snprintf(
-            text, sizeof text,
-            "the client speaks version %u of dldist's store protocol and the server version %d: install "
-            "the same version of dldist on both",
-            version, DD_TCP_VERSION);
+        (void)snprintf(text, sizeof text,
+                       "the client has version %u of dldist's store protocol, expected %d; install the same "
+                       "version of dldist on both",
+                       version, DD_TCP_VERSION);
         CHECK(raw_expect(fd, "bv", DD_PROTOCOL, text));
         CHECK(raw_is_closed(fd));
         close(fd);
@@ -801,11 +801,11 @@ TEST(only_a_fresh_correct_proof_is_accepted)
     CHECK(raw_expect_answer(fd, 1, DD_OK, "i", 0LL));
     int replayed = be_challenged(port, nonce, server_proof);
     raw_ask(replayed, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
-    CHECK(raw_expect(replayed, "bv", DD_AUTH, "the client's secret is not the store's"));
+    CHECK(raw_expect(replayed, "bv", DD_AUTH, "the client's secret differs from the store's"));
     CHECK(raw_is_closed(replayed));
     int reflected = be_challenged(port, nonce, server_proof);
     raw_ask(reflected, DD_TCP_AUTH, "K", dd_bytes_of(server_proof, sizeof server_proof));
-    CHECK(raw_expect(reflected, "bv", DD_AUTH, "the client's secret is not the store's"));
+    CHECK(raw_expect(reflected, "bv", DD_AUTH, "the client's secret differs from the store's"));
     CHECK(raw_is_closed(reflected));
     int early = be_challenged(port, nonce, server_proof);
     raw_ask(early, DD_TCP_NUM_KEYS, "");
@@ -909,10 +909,9 @@ be_refused(uint16_t port)
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
     raw_ask(fd, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
-    CHECK(raw_expect(
-        fd, "bv", (int)DD_NETWORK,
-        "the process that serves the store has as many files and connections open as it may (ulimit -n "
-        "there)"));
+    CHECK(
+        raw_expect(fd, "bv", (int)DD_NETWORK,
+                   "the store's process has reached its limit of open files; raise it there with ulimit -n"));
     CHECK(raw_is_closed(fd));
     close(fd);
 }
@@ -926,8 +925,8 @@ TEST(few_descriptors_left)
     be_refused(dd_tcp_server_port(server));
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
     CHECK_STATUS(dd_tcp_server_wait_joined(server, 1, &wait, check_err()), DD_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "turned away");
-    CHECK_CONTAINS(check_message(), "512 open files (ulimit -n)");
+    CHECK_CONTAINS(check_message(), "connections were rejected");
+    CHECK_CONTAINS(check_message(), "the limit of 512 open files is reached");
     while (nfiles > 0) {
         close(files[--nfiles]);
     }

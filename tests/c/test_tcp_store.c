@@ -695,7 +695,7 @@ lose_the_server(dd_store *store, world *where)
         CHECK_STATUS(dd_store_add(store, BYTES("n"), 1, &sum, &wait, check_err()), DD_NETWORK);
         CHECK(dd_clock_now_ns() - before_ns < DD_NS_PER_S * check_slow());
     }
-    CHECK_CONTAINS(check_message(), "the server is gone since an earlier call: ");
+    CHECK_CONTAINS(check_message(), "the server was lost in an earlier call: ");
 }
 
 TEST(server_that_stops_while_calls_wait)
@@ -914,13 +914,13 @@ TEST(secrets_that_differ)
     uint16_t port = dd_tcp_server_port(closed_server);
     CHECK_OK(open_with_secret(port, "right"));
     CHECK_STATUS(open_with_secret(port, "wrong"), DD_AUTH);
-    CHECK_CONTAINS(check_message(), "the server's secret is not the client's");
+    CHECK_CONTAINS(check_message(), "the server's secret differs from the client's");
     CHECK_STATUS(open_with_secret(port, ""), DD_AUTH);
     CHECK_CONTAINS(check_message(), "the store needs a secret and the client has none");
     CHECK_STATUS(open_with_secret(dd_tcp_server_port(open_server), "right"), DD_AUTH);
     CHECK_CONTAINS(check_message(), "the client has a secret and the server has none");
     CHECK_STATUS(open_with_secret(plain_proxy_port(proxy), "right"), DD_AUTH);
-    CHECK_CONTAINS(check_message(), "speaks PyTorch's protocol");
+    CHECK_CONTAINS(check_message(), "uses PyTorch's protocol");
     plain_proxy_stop(proxy);
     dd_tcp_server_release(open_server);
     dd_tcp_server_release(closed_server);
@@ -960,8 +960,8 @@ TEST(server_of_another_version_is_refused)
     REQUIRE(pthread_create(&thread, NULL, serve_version_1, &fd) == 0);
     CHECK_STATUS(open_with_secret(ntohs(in.sin_port), ""), DD_PROTOCOL);
     CHECK_CONTAINS(check_message(),
-                   "the server speaks version 1 of dldist's store protocol and the client version 4: "
-                   "install the same version of dldist on both");
+                   "the server has version 1 of dldist's store protocol, expected 4; install the same "
+                   "version of dldist on both");
     pthread_join(thread, NULL);
     close(fd);
 }
@@ -1095,14 +1095,16 @@ TEST(limits_of_the_server_are_named)
     bool is_ready;
     CHECK_STATUS(dd_store_set(store, dd_bytes_of(large, 16), keys[0], &wait, check_err()),
                  DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "key length of 17 is over the server's limit of 16");
+    CHECK_CONTAINS(check_message(), "key length too large: got 17, expected at most 16 (the server's limit)");
     CHECK_STATUS(dd_store_set(store, keys[0], dd_bytes_of(large, 101), &wait, check_err()),
                  DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "value length of 101 is over the server's limit of 100");
+    CHECK_CONTAINS(check_message(),
+                   "value length too large: got 101, expected at most 100 (the server's limit)");
     CHECK_STATUS(dd_store_check(store, keys, 4, &is_ready, &wait, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "number of keys of 4 is over the server's limit of 3");
+    CHECK_CONTAINS(check_message(),
+                   "number of keys too large: got 4, expected at most 3 (the server's limit)");
     CHECK_STATUS(dd_store_multi_set(store, keys, values, 3, &wait, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "request length of ");
+    CHECK_CONTAINS(check_message(), "request length too large: got ");
     CHECK_OK(dd_store_set(store, dd_bytes_of(large, 15), values[0], &wait, check_err()));
     CHECK_OK(dd_store_multi_set(store, keys, values, 2, &wait, check_err()));
     expect_usable(store);

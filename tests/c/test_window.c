@@ -182,7 +182,7 @@ signal_alone(team_rank *self)
         wait = dd_wait_after(20 * DD_NS_PER_MS);
         CHECK_STATUS(dd_window_signal_alone(test.window, 1, 5, &wait, check_err()), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "rank 1 (");
-        CHECK_CONTAINS(check_message(), "has not taken the signal on channel 5");
+        CHECK_CONTAINS(check_message(), "has not received the signal on channel 5");
         CHECK_OK(window_signal(&test, 1, 6));
     } else {
         CHECK_OK(window_take(&test, 0, 6));

@@ -50,16 +50,14 @@ static const malformed_command malformed_commands[] = {
      .command = {.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .channel = 100000}},
     {.label = "a channel out of range",
      .command = {.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .channel = DD_WINDOW_NO_CHANNEL}},
-    {.label = "its type is unknown",
-     .command = {.type = DD_WINDOW_CLOSED, .window = 1},
-     .numbers = {.coll = 200}},
-    {.label = "it has no zeros where they belong",
+    {.label = "unknown type", .command = {.type = DD_WINDOW_CLOSED, .window = 1}, .numbers = {.coll = 200}},
+    {.label = "reserved fields are not zero",
      .command = {.type = DD_WINDOW_PUT, .window = 1},
      .numbers = {.coll = DD_WINDOW_PUT, .flags = 1}},
-    {.label = "its id is wrong", .command = {.type = DD_WINDOW_GET, .window = 1}},
-    {.label = "its place is wrong",
+    {.label = "wrong id", .command = {.type = DD_WINDOW_GET, .window = 1}},
+    {.label = "wrong offset or size",
      .command = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
-    {.label = "it has data", .command = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
+    {.label = "unexpected data", .command = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
 };
 
 static void

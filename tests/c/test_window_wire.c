@@ -48,24 +48,23 @@ check_refused(const dd_window_command *command, const char *why)
 
 TEST(malformed_notes_are_refused)
 {
-    check_head_refused(&(dd_request){.tag = 1}, "its type is unknown");
-    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}},
-                       "its type is unknown");
+    check_head_refused(&(dd_request){.tag = 1}, "unknown type");
+    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}}, "unknown type");
     check_head_refused(&(dd_request){.tag = 1, .nbytes = 1, .signature = {.coll = DD_WINDOW_CLOSED}},
-                       "it has data");
+                       "unexpected data");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .flags = 1}},
-                       "it has no zeros where they belong");
+                       "reserved fields are not zero");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .dtype = 1}},
-                       "it has no zeros where they belong");
-    check_refused(&(dd_window_command){.type = DD_WINDOW_CLOSED}, "it is about no window");
+                       "reserved fields are not zero");
+    check_refused(&(dd_window_command){.type = DD_WINDOW_CLOSED}, "no window number");
     check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 1},
-                  "its place is wrong");
+                  "wrong offset or size");
     check_refused(&(dd_window_command){.type = DD_WINDOW_SIGNAL_ALONE, .id = 1, .window = 1, .nbytes = 1},
-                  "its place is wrong");
+                  "wrong offset or size");
     check_refused(&(dd_window_command){.type = DD_WINDOW_GET, .id = 1, .window = 1, .channel = 1},
-                  "it has a channel");
-    check_refused(&(dd_window_command){.type = DD_WINDOW_GET, .window = 1}, "its id is wrong");
-    check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "its id is wrong");
+                  "unexpected channel");
+    check_refused(&(dd_window_command){.type = DD_WINDOW_GET, .window = 1}, "wrong id");
+    check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "wrong id");
 }
 
 TEST(cards_round_trip)

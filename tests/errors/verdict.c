@@ -127,7 +127,7 @@ static bool
 is_ended_by_starter(const dd_error *error)
 {
     return error->code == DD_INTERRUPTED ||
-           contains(error, "aborted the group: interrupted while it was being made");
+           contains(error, "aborted the group: interrupted while it was being created");
 }
 
 static bool

@@ -108,8 +108,9 @@ dd_status
 dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 {
     if (nranks < 1 || nranks > DD_ARENA_MAX_RANKS) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot make an arena of %d ranks, only of 1 to %d",
-                            nranks, DD_ARENA_MAX_RANKS);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "cannot create a shared arena: got %d ranks, expected 1 to %d", nranks,
+                            DD_ARENA_MAX_RANKS);
     }
     int new_fd = -1;
     dd_status status = dd_shared_memory_create("dldist-arena", dd_arena_nbytes(nranks), &new_fd, err);
@@ -125,26 +126,23 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
             *fd = new_fd;
             return DD_OK;
         }
-        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot write to it");
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "write failed");
         dd_fork_close(new_fd);
     }
-    dd_error_prepend(err, "cannot make an arena of %zu bytes", dd_arena_nbytes(nranks));
+    dd_error_prepend(err, "cannot create a shared arena of %zu bytes", dd_arena_nbytes(nranks));
     return status;
 }
 
 static dd_status
 check_geometry(int fd, const arena_geometry *ours, dd_error *err)
 {
-    static const char *const names[] = {"first word",        "version",
-                                        "number of ranks",   "size",
-                                        "number of records", "number of buffers",
-                                        "buffer size",       "size of staging",
-                                        "spacing",           "header",
-                                        "control block",     "payload of a header",
-                                        "chunk size",        "size of results",
-                                        "space of results",  "size of boards",
-                                        "shared fold from",  "claimed fold from",
-                                        "share of a claim"};
+    static const char *const names[] = {"magic number", "version",           "ranks",
+                                        "size",         "records",           "buffers",
+                                        "buffer size",  "staging size",      "spacing",
+                                        "header",       "control block",     "header payload",
+                                        "chunk size",   "results size",      "results space",
+                                        "boards size",  "shared fold limit", "claimed fold limit",
+                                        "claim share"};
     const size_t count = sizeof(*ours) / sizeof(uint64_t);
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
@@ -156,10 +154,10 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
     }
     ssize_t nread = status == DD_OK ? dd_sys_pread(fd, found, sizeof(found), 0) : 0;
     if (nread < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read the head of an arena");
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read the header of a shared arena");
     }
     if (nread != (ssize_t)sizeof(found)) {
-        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is no sealed arena of %llu ranks", fd,
+        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed arena of %llu ranks", fd,
                             (unsigned long long)ours->nranks);
     }
     memcpy(wanted, ours, sizeof(wanted));
@@ -167,15 +165,14 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
         if (found[i] != wanted[i]) {
             return dd_error_set(
                 err, DD_PROTOCOL,
-                "descriptor %d is an arena of another build of dldist, or none: its %s is %llu, "
-                "not %llu; use the same version on all ranks of a host",
+                "descriptor %d is not an arena of this dldist version: %s: got %llu, expected %llu; use the same version on all ranks of a host",
                 fd, names[i], (unsigned long long)found[i], (unsigned long long)wanted[i]);
         }
     }
     if (nbytes != ours->nbytes) {
         return dd_error_set(err, DD_PROTOCOL,
-                            "descriptor %d says that it is an arena of %llu bytes, but has %zu", fd,
-                            (unsigned long long)ours->nbytes, nbytes);
+                            "arena in descriptor %d has a wrong size: got %zu bytes, expected %llu", fd,
+                            nbytes, (unsigned long long)ours->nbytes);
     }
     return DD_OK;
 }
@@ -190,7 +187,8 @@ map_shared(dd_arena *arena, int fd, dd_error *err)
     size_t nbytes = arena->geometry.nbytes;
     void *memory = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map an arena of %zu bytes", nbytes);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of a shared arena of %zu bytes failed",
+                                  nbytes);
     }
     /* A forked child must not use the arena. */
     (void)dd_sys_madvise(memory, nbytes, MADV_DONTFORK);
@@ -221,8 +219,8 @@ static dd_status
 allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
 {
     if (nranks < 1 || nranks > DD_ARENA_MAX_RANKS || rank < 0 || rank >= nranks) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot attach to an arena as rank %d of %d", rank,
-                            nranks);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "cannot attach to a shared arena: invalid rank %d of %d", rank, nranks);
     }
     size_t count = (size_t)nranks;
     dd_arena *new_arena = dd_mem_zalloc(sizeof(*new_arena));
@@ -357,7 +355,7 @@ dd_arena_release_memory(dd_arena *arena, dd_error *err)
     dd_block parts[] = {own_data(arena), own_results(arena)};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].nbytes > 0 && dd_sys_madvise(parts[i].data, parts[i].nbytes, MADV_REMOVE) != 0) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot give %zu bytes of an arena back",
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot release %zu bytes of a shared arena",
                                       parts[i].nbytes);
         }
     }

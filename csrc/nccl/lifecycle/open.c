@@ -18,7 +18,7 @@ check_open_arguments(const dd_cuda *cuda, dd_store *store, int rank, int size, d
         return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d is impossible", rank, size);
     }
     if (store == NULL && size > 1) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store to meet in", size);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store: got none", size);
     }
     return DD_OK;
 }

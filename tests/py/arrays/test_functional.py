@@ -149,7 +149,7 @@ def test_jax_rejects_wrong_arguments(team):
         assert "TypeError: all_gather_any(): unsupported in jax.jit" in shapes
         assert team.size == 1 or "is not divisible: got" in share
         # raised at compile time
-        assert op == "DistArgumentError: all_reduce: BAND means nothing for float32"
+        assert op == "DistArgumentError: all_reduce: reduction BAND does not support dtype float32"
 
 
 @needs_jax

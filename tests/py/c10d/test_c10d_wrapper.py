@@ -203,7 +203,7 @@ def test_missing_rank(make_ranks):
     assert isinstance(first, dldist.DistTimeoutError) and isinstance(first.__cause__, dldist.DistTimeoutError)
     assert "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 300 ms" in str(first)
     assert "Rank 2 successfully reached monitoredBarrier" in str(last)
-    assert "Please check rank 0 logs for faulty rank: rank 0 has given up: [Rank 0]: Ranks 1 failed" in str(last)
+    assert "Please check rank 0 logs for faulty rank: rank 0 reported: [Rank 0]: Ranks 1 failed" in str(last)
 
 
 # --- calls that the wrapper forwards ---

@@ -95,7 +95,7 @@ def test_ranks_with_different_libraries(procs):
              for rank in range(2)]
     for child in ranks:
         text = child.result(60)
-        assert "rank 1 has loaded mpi, " in text and "and rank 0 mpi, " in text and "all ranks load the same library" in text, text
+        assert "rank 1 has loaded mpi, " in text and "and rank 0 mpi, " in text and "all ranks must load the same library" in text, text
 
 
 BEGUN = """

@@ -13,7 +13,7 @@ def test_shared_arrays_without_memfd(procs):
     outcome = procs.start(sandbox_workers.empty_without_memfd).result()
     if isinstance(outcome, str):
         pytest.skip(outcome)
-    assert "cannot make a shared array of 4096 bytes: memfd_create failed; a sandbox may forbid it" in outcome["text"]
+    assert "cannot create a shared array of 4096 bytes: memfd_create failed; a sandbox may forbid it" in outcome["text"]
     assert "use ordinary memory: Operation not permitted" in outcome["text"]
 
 

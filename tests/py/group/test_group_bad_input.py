@@ -329,7 +329,7 @@ def test_async_call_is_rejected_immediately(group, name):
 @pytest.mark.parametrize("name", OPS)
 def test_wrong_reductions_are_rejected(group, name):
     for op in ("band", dldist.ReduceOp.BOR, "bxor"):
-        check_refused(lambda: OPS[name](group, floats(0), op), "means nothing for float32")
+        check_refused(lambda: OPS[name](group, floats(0), op), "does not support dtype float32")
     for op in ("", "plus", "premul_sum", dldist.ReduceOp.PREMUL_SUM):
         check_refused(lambda: OPS[name](group, floats(0), op), "argument 'op'")
     for op in (0, b"sum", dldist.ReduceOp, object()):
@@ -354,7 +354,7 @@ def test_unknown_dtype_of_empty_is_rejected(group, dtype):
 def test_too_long_message_is_an_error(pair):
     """The receiver must raise. torch's process aborts here."""
     work = pair[1].isend(ints(1, 2, 3), 0, 5)
-    check_refused(lambda: pair[0].recv(ints(0), 1, 5), "has sent 12 bytes, and there is room for 4")
+    check_refused(lambda: pair[0].recv(ints(0), 1, 5), "has sent 12 bytes, expected at most 4")
     assert work.wait()
     on_both(pair, lambda group, _: group.barrier())
 

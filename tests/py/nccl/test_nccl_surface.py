@@ -106,4 +106,4 @@ def test_first_message_waits_only_for_its_peer(tmp_path):
     text, of_barrier = run("receives_first", tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})
     assert "for a message between rank 0 and rank 1" in text, text
     assert "rank 1 may be in a call of all ranks" in text and "missing: 1" in text, text
-    assert "waited 2.0 s for the others" in of_barrier and "missing: 0" in of_barrier, of_barrier
+    assert "waited 2.0 s for the other ranks" in of_barrier and "missing: 0" in of_barrier, of_barrier

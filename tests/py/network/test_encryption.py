@@ -237,5 +237,5 @@ def test_missing_library_error_has_a_remedy():
     done = run_without(LIBRARIES, PAIR_OVER_TCP)
     lines = done.stdout.splitlines()
     assert lines[0] == "served", done.stderr  # a single host needs no encryption
-    assert "OpenSSL's libcrypto is not there" in lines[1]
+    assert "needs OpenSSL's libcrypto" in lines[1]
     assert "DLDIST_ENCRYPTION=off" in lines[1]

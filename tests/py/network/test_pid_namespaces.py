@@ -56,7 +56,7 @@ def test_ranks_are_neither_taken_for_dead_nor_confused(procs, has_shm):
     claimant.send(port)
     with pytest.raises(procs_module.ChildFailed) as failure:
         claimant.result()
-    assert re.search('rank 1 of group "default" is taken: by .*, pid 102\\b', str(failure.value)), failure.value
+    assert re.search('rank 1 of group "default" is taken by .*, pid 102\\b', str(failure.value)), failure.value
     ranks[2].send(port)
     transport = "shared memory" if has_shm else "TCP"
     for rank, child in enumerate(ranks):

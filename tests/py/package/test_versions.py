@@ -54,11 +54,12 @@ def test_stores(start, old_build, server, client, secret):
     if server == client:
         assert (value, kept) == ("value", b"value")
     else:
-        versions = {"old": 3, "new": 4}
-        assert (
-            f"the client speaks version {versions[client]} of dldist's store protocol and the server version {versions[server]}: "
-            "install the same version of dldist on both"
-        ) in value
+        # the server writes the sentence
+        sentence = {
+            "old": "the client speaks version 4 of dldist's store protocol and the server version 3: ",
+            "new": "the client has version 3 of dldist's store protocol, expected 4; ",
+        }[server]
+        assert sentence + "install the same version of dldist on both" in value
         assert kept is None
 
 
@@ -85,6 +86,6 @@ def test_worlds(start, old_build, tmp_path, one, other, shm, secret):
         for rank, (build, value) in enumerate(zip((one, other), values, strict=True)):
             assert value == {
                 "old": "DistNetworkError: the card of a process has version 6, known is 2",
-                "new": f"DistNetworkError: rank {1 - rank}: it is of another build of dldist: it publishes endpoints of version 2, and this "
-                "process of version 6: all ranks need the same version of dldist",
+                "new": f"DistNetworkError: rank {1 - rank}: another version of dldist: got an endpoint of version 2, expected "
+                "version 6; all ranks need the same version of dldist",
             }[build], values

@@ -55,7 +55,7 @@ def one_times_out(channel, port, rank, size, prefix, members):
         channel.send("timed out")
     since = channel.recv(LIMIT_S)
     seconds = await_file(f"{prefix}{rank}", since)
-    report = await_report("has failed" if group is not None else "has asked")
+    report = await_report("has failed" if group is not None else "requests a dump")
     channel.send((seconds, report))
     channel.recv(LIMIT_S)  # other ranks' notifications may come through this store
     return dldist._core._monitor_request_dump()
@@ -288,7 +288,7 @@ def has_a_store_that_fails(channel):
     class Collect(logging.Handler):
         def emit(self, record):
             told.append(record.getMessage())
-            if "asks a store no more" in told[-1]:
+            if "stops using a store" in told[-1]:
                 has_been_told.set()
 
     logging.getLogger("dldist").addHandler(Collect())
@@ -315,4 +315,4 @@ def has_a_store_that_fails(channel):
     store.error = None
     for world in worlds:
         world.abort()
-    return [text for text in told if "asks a store no more" in text]
+    return [text for text in told if "stops using a store" in text]
