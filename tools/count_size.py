@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUDGETS = {"csrc": 85_950, "pkg": 32_000}
+BUDGETS = {"csrc": 85_960, "pkg": 32_000}
 SUFFIXES = {".c", ".h", ".cu", ".py", ".in", ".cpp"}
 
 

@@ -107,8 +107,7 @@ start_message(dd_carrier *base, const dd_carried_message *message, dd_carried *c
     if (!carrier->library->has_large && shape.count > INT_MAX) {
         return dd_error_set(
             err, DD_NOT_SUPPORTED,
-            "a message of %zu bytes needs large counts, which %s has not: MPI 4 has, as in MPICH 4 "
-            "or newer",
+            "a message of %zu bytes needs large counts, which %s lacks; use an MPI 4, such as MPICH 4",
             message->nbytes, carrier->library->version);
     }
     int code = mpi_post_message(carrier, message, &shape, &operation->request);
@@ -134,8 +133,7 @@ count_received(const mpi_library *library, const mpi_status *status, dd_carried_
     if (code == DD_MPI_OK && count < 0) {
         return dd_error_set(
             err, DD_NOT_SUPPORTED,
-            "received a message whose bytes %s cannot count: use an MPI with the large counts of MPI 4, such "
-            "as MPICH 4 or newer",
+            "received a message too large for the counts of %s; use an MPI 4, such as MPICH 4",
             library->version);
     }
     return mpi_check(library, code, "MPI_Get_count", err);
@@ -146,8 +144,7 @@ fail_message(const mpi_library *library, int code, const dd_carried_message *mes
 {
     int class = 0;
     if (library->api.MPI_Error_class(code, &class) == DD_MPI_OK && class == library->constants.err_truncate) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "the message is larger than the %zu bytes that there is room for",
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "message too large: expected at most %zu bytes",
                             message->nbytes);
     }
     return mpi_check(library, code, message->is_send ? "MPI_Isend" : "MPI_Irecv", err);
@@ -223,16 +220,16 @@ check_identities(const mpi_library *library, const mpi_identity *all, int nranks
         if (all[rank].size != all[0].size) {
             return dd_error_set(
                 err, DD_MISMATCH,
-                "rank %d is in a world of %d processes, and rank 0 in one of %d (%s): one mpirun starts "
-                "all ranks",
+                "rank %d is in a world of %d processes, and rank 0 in one of %d (%s); start all ranks with "
+                "one mpirun",
                 rank, all[rank].size, all[0].size, library->version);
         }
         for (int other = 0; other < rank; other++) {
             if (all[rank].rank == all[other].rank) {
                 return dd_error_set(
                     err, DD_INVALID_ARGUMENT,
-                    "ranks %d and %d are both process %d of MPI's world (%s): each rank is a process of "
-                    "its own that mpirun has started",
+                    "ranks %d and %d are both process %d of MPI's world (%s); each rank must be a process "
+                    "of its own that mpirun has started",
                     other, rank, all[rank].rank, library->version);
             }
         }

@@ -107,8 +107,8 @@ check_threads(const mpi_library *library, int provided, dd_error *err)
     }
     return dd_error_set(
         err, DD_NOT_SUPPORTED,
-        "MPI has begun without MPI_THREAD_MULTIPLE, which is needed here (%s): ask MPI_Init_thread "
-        "for it, or let dldist begin MPI",
+        "MPI was initialized without MPI_THREAD_MULTIPLE (%s); pass it to MPI_Init_thread, or let dldist "
+        "initialize MPI",
         library->version);
 }
 
@@ -124,7 +124,7 @@ mpi_begin(mpi_library *library, dd_error *err)
     }
     if (mpi_is_finalized(library)) {
         return dd_error_set(err, DD_BACKEND,
-                            "MPI has been ended in this process, and cannot begin again (%s)",
+                            "MPI was finalized in this process and cannot be initialized again (%s)",
                             library->version);
     }
     if (is_begun) {

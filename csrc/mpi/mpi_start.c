@@ -40,9 +40,8 @@ check_numbers(const mpi_carrier *carrier, const dd_carried_call *call, dd_error 
     }
     return dd_error_set(
         err, DD_NOT_SUPPORTED,
-        "%s: %zu elements are more than an int can count, and %s has no large counts: MPI 4 has, as in "
-        "MPICH 4 or newer",
-        dd_coll_name(call->coll), largest, carrier->library->version);
+        "%s: too many elements for %s: got %zu, expected at most %d; use an MPI 4, such as MPICH 4",
+        dd_coll_name(call->coll), carrier->library->version, largest, INT_MAX);
 }
 
 static mpi_word

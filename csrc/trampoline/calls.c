@@ -164,11 +164,11 @@ NO_DEVICES(Query_ze_support)
 
 /* ---- functions that call those of the table */
 
-#define PASS_ON(name, parameters, arguments)                                                    \
-    FUNCTION(name, parameters)                                                                  \
-    {                                                                                           \
-        const dd_mpi_calls *found = atomic_load(&calls);                                        \
-        return found != NULL ? found->name arguments : refuse_call(#name, "MPI has not begun"); \
+#define PASS_ON(name, parameters, arguments)                                                         \
+    FUNCTION(name, parameters)                                                                       \
+    {                                                                                                \
+        const dd_mpi_calls *found = atomic_load(&calls);                                             \
+        return found != NULL ? found->name arguments : refuse_call(#name, "MPI is not initialized"); \
     }
 /* NOLINTBEGIN(readability-function-size): MPI_Sendrecv has twelve parameters */
 DD_MPI_CALLS(PASS_ON)

@@ -62,7 +62,7 @@ nap_for_team(const dd_ucc_carrier *self, int npolls, dd_error *err)
 {
     const dd_wait *wait = self->oob.wait;
     if (dd_wait_has_expired(wait)) {
-        return dd_error_set(err, DD_OP_TIMED_OUT, "UCC has not made a team of %d ranks after %.3g s",
+        return dd_error_set(err, DD_OP_TIMED_OUT, "UCC did not create a team of %d ranks within %.3g s",
                             self->nranks, dd_wait_elapsed_s(wait));
     }
     if (npolls >= NBUSY_POLLS) {

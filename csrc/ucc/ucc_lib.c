@@ -22,9 +22,9 @@ dd_ucc_check(const dd_ucc_lib *lib, dd_ucc_status ucc_status, dd_error *err, con
     (void)vsnprintf(call, sizeof call, label, args);
     va_end(args);
     bool is_unsupported = ucc_status == DD_UCC_ERR_NOT_SUPPORTED || ucc_status == DD_UCC_ERR_NOT_IMPLEMENTED;
-    return dd_error_set(err, is_unsupported ? DD_NOT_SUPPORTED : DD_BACKEND, "%s: %s (%d), says %s (%s)",
-                        call, lib->api.ucc_status_string(ucc_status), (int)ucc_status, lib->version,
-                        lib->dylib.path);
+    return dd_error_set(err, is_unsupported ? DD_NOT_SUPPORTED : DD_BACKEND,
+                        "%s: %s (%d), reported by %s (%s)", call, lib->api.ucc_status_string(ucc_status),
+                        (int)ucc_status, lib->version, lib->dylib.path);
 }
 
 /* Reject unsupported versions, for which UCC itself only logs a warning. */
@@ -34,17 +34,17 @@ check_version(void *ctx, dd_error *err)
     dd_ucc_lib *lib = ctx;
     if (lib->api.ucc_get_version == NULL) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
-                            "UCC %d.%d or newer is needed, %s lacks ucc_get_version, which that one brought",
-                            DD_UCC_MAJOR, DD_UCC_MINOR_MIN, lib->dylib.path);
+                            "%s is too old: it lacks ucc_get_version, expected UCC %d.%d or newer",
+                            lib->dylib.path, DD_UCC_MAJOR, DD_UCC_MINOR_MIN);
     }
     unsigned major = 0;
     unsigned minor = 0;
     unsigned release = 0;
     lib->api.ucc_get_version(&major, &minor, &release);
     if (major != DD_UCC_MAJOR || minor < DD_UCC_MINOR_MIN) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "UCC %d.%d or a newer %d.x is needed, %s is %u.%u.%u",
-                            DD_UCC_MAJOR, DD_UCC_MINOR_MIN, DD_UCC_MAJOR, lib->dylib.path, major, minor,
-                            release);
+        return dd_error_set(
+            err, DD_NOT_SUPPORTED, "unsupported %s: got UCC %u.%u.%u, expected %d.%d or a newer %d.x",
+            lib->dylib.path, major, minor, release, DD_UCC_MAJOR, DD_UCC_MINOR_MIN, DD_UCC_MAJOR);
     }
     (void)snprintf(lib->version, sizeof lib->version, "UCC %u.%u.%u", major, minor, release);
     return DD_OK;
@@ -71,11 +71,10 @@ init_library(dd_ucc_lib *lib, dd_ucc_lib_config config, dd_error *err)
     dd_ucc_lib_params attr = {.mask = DD_UCC_LIB_THREAD_MODE | DD_UCC_LIB_COLL_TYPES};
     status = dd_ucc_check(lib, lib->api.ucc_lib_get_attr(lib->handle, &attr), err, "ucc_lib_get_attr");
     if (status == DD_OK && attr.thread_mode != DD_UCC_THREAD_MULTIPLE) {
-        status =
-            dd_error_set(err, DD_NOT_SUPPORTED,
-                         "%s (%s) has been built without support for several threads: its thread mode "
-                         "is %d, %d is needed",
-                         lib->version, lib->dylib.path, (int)attr.thread_mode, (int)DD_UCC_THREAD_MULTIPLE);
+        status = dd_error_set(
+            err, DD_NOT_SUPPORTED,
+            "%s (%s) was built without support for several threads: got thread mode %d, expected %d",
+            lib->version, lib->dylib.path, (int)attr.thread_mode, (int)DD_UCC_THREAD_MULTIPLE);
     }
     if (status != DD_OK) {
         (void)lib->api.ucc_finalize(lib->handle);

@@ -62,7 +62,7 @@ post_exchange(void *src, void *recv, size_t size, void *coll_info, void **reques
 static void
 end_exchange(const ucc_exchange *exchange)
 {
-    dd_group_abort(exchange->oob->group, "interrupted in the making of a team of UCC");
+    dd_group_abort(exchange->oob->group, "interrupted while UCC created a team");
     dd_wait patiently = dd_wait_after(DD_NEVER_NS);
     dd_status ignored = dd_group_wait(exchange->oob->group, exchange->work, &patiently, NULL);
     (void)ignored;

@@ -102,8 +102,8 @@ agree_on_id(xccl_carrier *self, dd_group *group, const dd_wait *wait, dd_error *
         return dd_error_copy(err, &own_error);
     }
     if (status == DD_OK && result.reason[0] != '\0') {
-        return dd_error_set(err, DD_BACKEND, "rank 0 has no id: %.*s", (int)sizeof result.reason,
-                            result.reason);
+        return dd_error_set(err, DD_BACKEND, "rank 0 could not create oneCCL's unique id: %.*s",
+                            (int)sizeof result.reason, result.reason);
     }
     self->id = result.id;
     return status;

@@ -27,10 +27,11 @@ dd_status
 xccl_await_turn(const dd_wait *wait, dd_error *err)
 {
     if (dd_wait_has_expired(wait)) {
-        return dd_error_set(err, DD_OP_TIMED_OUT,
-                            "oneCCL makes one communicator at a time, and this process, or that of another "
-                            "rank, has been busy with another for %.3g s",
-                            dd_wait_elapsed_s(wait));
+        return dd_error_set(
+            err, DD_OP_TIMED_OUT,
+            "oneCCL creates one communicator at a time: this process, or another rank's, was busy with "
+            "another one for %.3g s",
+            dd_wait_elapsed_s(wait));
     }
     return dd_wait_sleep(wait, TURN_NAP_NS, err);
 }

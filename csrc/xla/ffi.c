@@ -118,8 +118,8 @@ find_block_location(const dd_ffi_program *program, const dd_block *scratch, cons
             return DD_OK;
         }
     }
-    return dd_error_set(err, DD_INVALID_ARGUMENT, "a block of %zu bytes lies in none of the program's arrays",
-                        nbytes);
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "a block of %zu bytes is not in any of the program's arrays", nbytes);
 }
 
 /* If a step reduces a result that begins as a source's copy, let it read the source instead. */
@@ -438,10 +438,10 @@ run_program(run *self, dd_error *err)
     const dd_ffi_program *program = self->program;
     if ((size_t)self->frame->args.size != 1 + program->nsources ||
         (size_t)self->frame->results.size != 1 + program->nresults) {
-        return dd_error_set(
-            err, DD_INVALID_ARGUMENT,
-            "XLA gives %" PRId64 " arrays and wants %" PRId64 " results of a call of %zu and %zu",
-            self->frame->args.size, self->frame->results.size, program->nsources, program->nresults);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "XLA passed %" PRId64 " arrays and %" PRId64 " results, expected %zu and %zu",
+                            self->frame->args.size, self->frame->results.size, 1 + program->nsources,
+                            1 + program->nresults);
     }
     for (size_t i = 0; i < program->nresults; i++) {
         begin_result(self, i);
@@ -497,7 +497,7 @@ dd_ffi_handle(dd_ffi_frame *frame)
     }
     dd_error err;
     if (frame->attributes.size != 1 || frame->attributes.types[0] != DD_FFI_ATTRIBUTE_SCALAR) {
-        (void)dd_error_set(&err, DD_INTERNAL, "XLA gives no number of a program");
+        (void)dd_error_set(&err, DD_INTERNAL, "XLA passed no program number");
         return report_failure(frame, &err);
     }
     const dd_ffi_scalar *number = frame->attributes.values[0];
@@ -507,7 +507,7 @@ dd_ffi_handle(dd_ffi_frame *frame)
     dd_ffi_program *program = program_take(wanted, &self.group);
     if (program == NULL) {
         (void)dd_error_set(&err, DD_CLOSED,
-                           "this compiled call is of another process, or its function is gone");
+                           "this compiled call belongs to another process, or its function no longer exists");
         return report_failure(frame, &err);
     }
     self.program = program;

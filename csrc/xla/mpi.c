@@ -85,7 +85,8 @@ find_comm(dd_mpi_handle handle, const comm **found)
 {
     *found = comm_of_handle(handle);
     if (*found == NULL) {
-        return dd_error_set(&last_error, DD_OUT_OF_MEMORY, "there was no memory for this communicator");
+        return dd_error_set(&last_error, DD_OUT_OF_MEMORY,
+                            "out of memory when this communicator was created");
     }
     return (*found)->group != NULL ? DD_OK : dd_error_copy(&last_error, &(*found)->cause);
 }

@@ -126,7 +126,7 @@ sum(team_rank *self)
         free(result);
     }
     dd_ffi_program_destroy(program);
-    check_error(call(NUMBER(self->rank), NULL, NULL), 9, "its function is gone");
+    check_error(call(NUMBER(self->rank), NULL, NULL), 9, "its function no longer exists");
 }
 
 /* The source is reversed, by way of scratch memory. */
@@ -217,16 +217,16 @@ check_refusals(team_rank *self)
     dd_ffi_call label = {.args = &args, .timeout_ns = -1};
     dd_error err;
     CHECK_STATUS(dd_ffi_program_add(program, &label, &err), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(err.message, "a block of 8 bytes lies in none of the program's arrays");
+    CHECK_CONTAINS(err.message, "a block of 8 bytes is not in any of the program's arrays");
     args = sum_of(&stands.blocks[0], &stands.blocks[1]);
     args.reduction.op = DD_REDOP_BAND;
     CHECK_STATUS(dd_ffi_program_add(program, &label, check_err()), DD_INVALID_ARGUMENT);
     args.reduction.op = DD_REDOP_SUM;
     CHECK_OK(dd_ffi_program_add(program, &label, check_err()));
-    check_error(call(NUMBER(self->rank), stands.memory, stands.memory), 9, "is of another process");
+    check_error(call(NUMBER(self->rank), stands.memory, stands.memory), 9, "belongs to another process");
     dd_ffi_program_publish(program);
     check_error(call(NUMBER(self->rank), NULL, NULL), 3,
-                "XLA gives 1 arrays and wants 1 results of a call of 1 and 1");
+                "XLA passed 1 arrays and 1 results, expected 2 and 2");
     dd_group_abort(self->group, "enough");
     check_error(call(NUMBER(self->rank), stands.memory, stands.memory + sizeof stands.scratch), 10, "enough");
     dd_ffi_program_destroy(program);
@@ -250,7 +250,7 @@ TEST(metadata_has_the_version_and_stages_are_accepted)
     frame = (dd_ffi_frame){.struct_size = sizeof frame, .stage = 1};
     CHECK(dd_ffi_handle(&frame) == NULL); /* there is nothing to prepare */
     frame = (dd_ffi_frame){.struct_size = sizeof frame, .stage = DD_FFI_STAGE_EXECUTE, .api = &api};
-    check_error(dd_ffi_handle(&frame), 13, "no number of a program");
+    check_error(dd_ffi_handle(&frame), 13, "XLA passed no program number");
 }
 
 static void

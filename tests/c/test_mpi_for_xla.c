@@ -179,6 +179,6 @@ TEST(a_communicator_that_could_not_be_made)
     CHECK_INT(number, 1);
     CHECK_INT(dd_mpi_group_calls.Allgather(&x, 1, FLOATS, &x, 1, FLOATS, DD_MPI_COMM_WORLD),
               DD_MPI_ERR_OTHER);
-    CHECK_CONTAINS(last_text(), "there was no memory for this communicator");
+    CHECK_CONTAINS(last_text(), "out of memory when this communicator was created");
     CALL(Comm_free, &comm);
 }

@@ -184,10 +184,9 @@ TEST(ranks_that_do_not_encrypt_alike_are_named_on_every_rank)
         uint64_t first;
         uint64_t third;
         const char *texts[2];
-    } CASES[] = {
-        {7, 0, {"rank 0 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
-        {0, 7, {"rank 2 (", "does not encrypt: do all ranks have the same DLDIST_NCCL_ENCRYPTION?"}},
-        {7, 8, {"rank 0 (", "encrypts with another key: do all ranks have the same DLDIST_SECRET?"}}};
+    } CASES[] = {{7, 0, {"rank 0 (", "does not encrypt; set the same DLDIST_NCCL_ENCRYPTION on all ranks"}},
+                 {0, 7, {"rank 2 (", "does not encrypt; set the same DLDIST_NCCL_ENCRYPTION on all ranks"}},
+                 {7, 8, {"rank 0 (", "encrypts with another key; set the same DLDIST_SECRET on all ranks"}}};
     for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++) {
         party p;
         party_init(&p, 3, 1, 5 * DD_NS_PER_S);
@@ -212,7 +211,7 @@ TEST(all_ranks_receive_the_reason_of_a_root_that_fails)
     party_run(&p, 0);
     for (int i = 0; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_BACKEND);
-        CHECK_CONTAINS(p.ranks[i].error.message, "rank 2 could not make NCCL's unique id");
+        CHECK_CONTAINS(p.ranks[i].error.message, "rank 2 could not create NCCL's unique id");
         CHECK_CONTAINS(p.ranks[i].error.message,
                        "ncclSystemError (2): unhandled system error: no interface is up");
         CHECK_INT(p.ranks[i].error.blamed.rank, 2);
@@ -273,7 +272,7 @@ TEST(a_meeting_can_be_interrupted)
     run_meeter(&p.ranks[1]); /* reads the keys that rank 0 left */
     for (int i = 0; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_ABORTED);
-        CHECK_CONTAINS(p.ranks[i].error.message, "called off");
+        CHECK_CONTAINS(p.ranks[i].error.message, "cancelled");
     }
     party_fini(&p);
 }
@@ -396,7 +395,7 @@ TEST(malformed_data_of_ranks_is_an_error)
     } bad[] = {
         {BYTES("short"), DD_STORE, "got \"short\", expected \"ok 2\" and an id"},
         {BYTES("ok 2 1\n"), DD_STORE, "the payload of rank 0 is missing"},
-        {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "rank 0 published 0 bytes"},
+        {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "malformed data of rank 0: got 0 bytes"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         party p;
@@ -414,7 +413,7 @@ TEST(malformed_data_of_ranks_is_an_error)
     party_run(&p, 0);
     for (int i = 0; i < 2; i++) {
         CHECK_INT(p.ranks[i].status, DD_PROTOCOL);
-        CHECK_CONTAINS(p.ranks[i].error.message, "same number of roots");
+        CHECK_CONTAINS(p.ranks[i].error.message, "ranks disagree on the number of NCCL unique ids");
     }
     party_fini(&p);
 }

@@ -63,9 +63,9 @@ refusal_body(nccl_rig_rank *self)
 
 TEST(unsupported_estimates_are_refused)
 {
-    refusal messages = {DD_COLL_ALL_TO_ALL, "does not estimate messages"};
+    refusal messages = {DD_COLL_ALL_TO_ALL, "cannot estimate messages"};
     nccl_rig_run(&(nccl_rig_options){.size = 2}, refusal_body, &messages);
-    refusal nonblocking = {DD_COLL_ALL_REDUCE, "estimates need a communicator that blocks"};
+    refusal nonblocking = {DD_COLL_ALL_REDUCE, "estimates need a blocking communicator"};
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nonblocking = true}, refusal_body, &nonblocking);
     refusal old = {DD_COLL_ALL_REDUCE, "ncclGroupSimulateEnd needs NCCL 2.22.3"};
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.18.1"}, refusal_body, &old);

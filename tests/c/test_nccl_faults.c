@@ -226,7 +226,7 @@ init_failure_body(nccl_rig_rank *self)
     dd_status status = nccl_rig_do(self, &attempt.call, check_err());
     CHECK(status == DD_BACKEND || status == DD_OP_TIMED_OUT);
     bool is_victim = status == DD_BACKEND;
-    CHECK_CONTAINS(check_message(), "making a communicator for group \"rig\"");
+    CHECK_CONTAINS(check_message(), "creating a communicator for group \"rig\"");
     if (is_victim) {
         CHECK_CONTAINS(check_message(), "no socket for you");
     }
@@ -427,7 +427,7 @@ stuck_pair_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
     dd_wait brief = dd_wait_after(100 * DD_NS_PER_MS);
     CHECK_STATUS(dd_nccl_group_abort(self->group, "enough", &brief, check_err()), DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "left to its thread");
+    CHECK_CONTAINS(check_message(), "its thread keeps waiting for it");
     CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_ABORTED);
     CHECK_OK(dd_nccl_group_close(self->group, &brief, check_err()));
     nccl_rig_meet(self);

@@ -431,7 +431,7 @@ refusals_body(nccl_rig_rank *self)
         {DD_DTYPE_INT16, DD_REDOP_SUM, "cannot reduce int16"},
         {DD_DTYPE_COMPLEX64, DD_REDOP_MAX, "no complex numbers"},
         {DD_DTYPE_COMPLEX64, DD_REDOP_PRODUCT, "no complex numbers"},
-        {DD_DTYPE_INT64, DD_REDOP_PREMUL_SUM, "half, float, bfloat16 and double"},
+        {DD_DTYPE_INT64, DD_REDOP_PREMUL_SUM, "half, float, bfloat16 or double"},
         {DD_DTYPE_FLOAT8_E4M3FN, DD_REDOP_SUM, "needs NCCL 2.24.3 or newer, this is 2.18.1"},
     };
     char *data = nccl_rig_alloc(self, 64);
@@ -454,7 +454,7 @@ refusals_body(nccl_rig_rank *self)
     op.args.root = 7;
     op.args.coll = DD_COLL_BROADCAST;
     CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "root 7");
+    CHECK_CONTAINS(check_message(), "invalid root rank: got 7");
     op.args.coll = DD_COLL_SCAN;
     CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "NCCL has no scan: move the tensors to the CPU");

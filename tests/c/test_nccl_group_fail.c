@@ -60,8 +60,7 @@ open_in_child(const dd_nccl_base *base)
     REQUIRE(child >= 0);
     if (child == 0) {
         CHECK_STATUS(open_group(base, NULL, 0, 1, &group), DD_FORKED);
-        CHECK_CONTAINS(check_message(),
-                       "the watchdog of NCCL's groups stayed in the process before the fork");
+        CHECK_CONTAINS(check_message(), "the watchdog of NCCL groups belongs to the process before the fork");
         _exit(check_failures() > 0);
     }
     int how = -1;
@@ -77,9 +76,9 @@ open_body(nccl_rig_rank *self)
     dd_nccl_base no_device = {rig->lib, NULL, rig->watchdog};
     dd_nccl_group *group = NULL;
     CHECK_STATUS(open_group(&no_device, NULL, 0, 1, &group), DD_NOT_SUPPORTED);
-    CHECK_CONTAINS(check_message(), "needs a CUDA device, and there is none");
+    CHECK_CONTAINS(check_message(), "needs a CUDA device: got none");
     CHECK_STATUS(open_group(&base, rig->store, 2, 2, &group), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "rank 2 of 2 is impossible");
+    CHECK_CONTAINS(check_message(), "got rank 2 of 2, expected");
     CHECK_STATUS(open_group(&base, NULL, 0, 2, &group), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "a group of 2 ranks needs a store: got none");
     open_without_memory(&base);
@@ -224,7 +223,7 @@ scratch_body(nccl_rig_rank *self)
     rig->cuda_stub.fail("cuMemAlloc", 0, DD_CUDA_ERROR_OUT_OF_MEMORY, NULL);
     CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 64, &data, check_err()),
                  DD_OUT_OF_MEMORY);
-    CHECK_CONTAINS(check_message(), "has no 64 bytes for staging");
+    CHECK_CONTAINS(check_message(), ": no 64 bytes for staging");
     rig->cuda_stub.fail("cuMemAlloc", 0, 700, NULL);
     CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 64, &data, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "allocating 64 bytes on device 0");

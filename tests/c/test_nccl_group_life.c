@@ -123,7 +123,7 @@ close_some_body(nccl_rig_rank *self)
         /* none is finalized twice */
         CHECK_INT(self->rig->nccl_stub.calls("ncclCommFinalize") - nbefore, 3);
         CHECK_CONTAINS(check_message(),
-                       "closing the group: 2 communicators have not ended well, the first of them: ");
+                       "closing the group: 2 communicators failed to close, the first of them: ");
         CHECK_CONTAINS(check_message(), "it does not end");
     }
     nccl_rig_meet(self);

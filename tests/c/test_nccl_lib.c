@@ -258,7 +258,7 @@ TEST(the_callers_context_is_restored)
     CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
     CHECK_INT(device, 1);
     CHECK_STATUS(dd_cuda_enter(rig.cuda, 4, &inner, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "no CUDA device 4: there are 4");
+    CHECK_CONTAINS(check_message(), "unknown CUDA device: got 4, expected 0 to 3");
     dd_cuda_leave(&inner);
     dd_cuda_leave(&outer);
     CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));

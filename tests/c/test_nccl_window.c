@@ -134,7 +134,7 @@ refusals_body(nccl_rig_rank *self)
     spec = spec_of(self, self->rank == 1 ? plain : other);
     CHECK_INT(dd_nccl_group_window_open(self->group, &spec, &none, &wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(),
-                   self->rank == 1 ? "it must be of ncclMemAlloc" : "rank 1 cannot open its part");
+                   self->rank == 1 ? "it must be from ncclMemAlloc" : "rank 1 cannot open its part");
     CHECK_INT(self->rig->nccl_stub.calls("ncclCommWindowRegister"), 2 * self->size);
     nccl_rig_free(self, plain);
     op = wait_of(&made, 1 - self->rank, 1);
@@ -170,10 +170,10 @@ devices_body(nccl_rig_rank *self)
     op.block.data = there.data;
     dd_nccl_call call = nccl_rig_call(self, "put", &op, 1);
     CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "put: the tensor lies in no window of this group on its device");
+    CHECK_CONTAINS(check_message(), "put: NCCL needs a tensor that is in a window of this group");
     op = put_of(&there, peer); /* a window of the other device, in a call on this device */
     CHECK_INT(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "put: the window is of another group or device");
+    CHECK_CONTAINS(check_message(), "put: the window belongs to another group or device");
     /* On the other device the call succeeds. */
     there.data[0] = self->rank + 1;
     call.device = other;

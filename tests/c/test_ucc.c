@@ -80,15 +80,14 @@ TEST(unusable_libraries_are_refused)
 {
     dd_dylib_search offset = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
     CHECK_STATUS(dd_ucc_open(&offset, &library, check_err()), DD_NOT_SUPPORTED);
-    CHECK_CONTAINS(check_message(), "libcuda.so.1 lacks ucc_get_version");
+    CHECK_CONTAINS(check_message(), "libcuda.so.1 is too old: it lacks ucc_get_version");
     plain_ucc_reset();
     plain_ucc.minor = 1;
-    check_unopened("UCC 1.2 or a newer 1.x is needed");
-    check_unopened("libcarriers.so is 1.1.7");
+    check_unopened("libcarriers.so: got UCC 1.1.7, expected 1.2 or a newer 1.x");
     plain_ucc_reset();
     plain_ucc.thread_mode = (dd_ucc_thread_mode)0;
     check_unopened("UCC 1.4.7 (");
-    check_unopened("has been built without support for several threads: its thread mode is 0, 2 is needed");
+    check_unopened("was built without support for several threads: got thread mode 0, expected 2");
 }
 
 TEST(libraries_that_do_not_start)
@@ -96,11 +95,11 @@ TEST(libraries_that_do_not_start)
     static const char *const functions[] = {"ucc_lib_config_read", "ucc_init_version", "ucc_lib_get_attr"};
     static const char *const names[] = {"ucc_lib_config_read", "ucc_init", "ucc_lib_get_attr"};
     for (size_t i = 0; i < 3; i++) {
-        char words[64];
+        char words[80];
         plain_ucc_reset();
         plain_ucc.failing = functions[i];
         plain_ucc.failure = DD_UCC_ERR_NOT_SUPPORTED;
-        snprintf(words, sizeof words, "%s: it does not go (-1), says UCC 1.4.7 (", names[i]);
+        snprintf(words, sizeof words, "%s: it does not go (-1), reported by UCC 1.4.7 (", names[i]);
         check_unopened(words);
     }
 }
@@ -131,7 +130,7 @@ fail_to_be_carried(team_rank *self)
     CHECK_STATUS(conversion(self, &wait), DD_BACKEND);
     snprintf(words, sizeof words, "%s of rank ", (const char *)self->arg);
     CHECK_CONTAINS(check_message(), words);
-    CHECK_CONTAINS(check_message(), "of 2: no memory (-4), says UCC 1.4.7 (");
+    CHECK_CONTAINS(check_message(), "of 2: no memory (-4), reported by UCC 1.4.7 (");
     CHECK(dd_group_carrier(self->group) == NULL);
     team_rendezvous(self, "failed");
 }
@@ -168,7 +167,7 @@ wait_in_vain(team_rank *self)
 {
     dd_wait wait = dd_wait_after(100 * DD_NS_PER_MS);
     CHECK_STATUS(conversion(self, &wait), DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(check_message(), "UCC has not made a team of 2 ranks after 0.");
+    CHECK_CONTAINS(check_message(), "UCC did not create a team of 2 ranks within 0.");
     team_rendezvous(self, "too late");
 }
 
@@ -218,7 +217,7 @@ leave_an_exchange(team_rank *self)
     team_rendezvous(self, "left");
     /* Its memory is no longer used: the group has ended. */
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
-    CHECK_CONTAINS(check_message(), "interrupted in the making of a team of UCC");
+    CHECK_CONTAINS(check_message(), "interrupted while UCC created a team");
 }
 
 TEST(an_exchange_that_the_caller_leaves)
@@ -278,7 +277,7 @@ fail_in_a_call(team_rank *self)
     team_rendezvous(self, "fails from now on");
     CHECK_STATUS(carry_sum_call(self, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "all_reduce");
-    CHECK_CONTAINS(check_message(), "no memory (-4), says UCC");
+    CHECK_CONTAINS(check_message(), "no memory (-4), reported by UCC");
     CHECK_CONTAINS(check_message(), script->failing != NULL ? script->failing : "UCC's all_reduce");
     team_rendezvous(self, "failed");
     CHECK_STATUS(carry_sum_call(self, check_err()), DD_BACKEND);

@@ -244,8 +244,8 @@ wait_for_a_turn(team_rank *self)
     }
     CHECK_STATUS(conversion(self, 200 * DD_NS_PER_MS), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(),
-                   "oneCCL makes one communicator at a time, and this process, or that of another "
-                   "rank, has been busy with another for 0.");
+                   "oneCCL creates one communicator at a time: this process, or another rank's, was "
+                   "busy with another one for 0.");
     CHECK_INT(plain_oneccl_calls("onecclCommInitRank"), 0);
     team_rendezvous(self, "too late");
     CHECK(xccl_try_turn() == (self->rank == 0)); /* the rank that had the turn has released it */

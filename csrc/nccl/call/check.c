@@ -7,12 +7,13 @@ static dd_status
 check_op_block(const dd_block *block, size_t element, const char *which, int k, dd_error *err)
 {
     if (block->nbytes > 0 && block->data == NULL) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes at no address", which, k,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: size %zu with a NULL address", which, k,
                             block->nbytes);
     }
     if (block->nbytes % element != 0) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes are no whole elements of %zu bytes",
-                            which, k, block->nbytes, element);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s %d: invalid size: got %zu bytes, expected a multiple of %zu", which, k,
+                            block->nbytes, element);
     }
     return DD_OK;
 }
@@ -21,7 +22,7 @@ static dd_status
 check_op_blocks(const dd_block *blocks, int n, size_t element, const char *which, dd_error *err)
 {
     if (n > 0 && blocks == NULL) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d %ss are needed, there is none", n, which);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "got no %ss, expected %d", which, n);
     }
     for (int k = 0; k < n; k++) {
         dd_status status = check_op_block(&blocks[k], element, which, k, err);
@@ -44,9 +45,10 @@ check_own_share(const dd_nccl_group *group, const dd_coll_args *args, dd_error *
     const dd_block *input = &args->inputs[dd_coll_own_input(args->coll, group->rank)];
     const dd_block *output = &args->outputs[dd_coll_own_output(args->coll, group->rank)];
     if (input->nbytes != output->nbytes) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "this rank's input has %zu bytes, and its output has %zu", input->nbytes,
-                            output->nbytes);
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "this rank's output has a wrong size: got %zu bytes, expected %zu as in its input",
+            output->nbytes, input->nbytes);
     }
     return DD_OK;
 }
@@ -55,12 +57,13 @@ dd_status
 nccl_check_kind(dd_coll coll, dd_error *err)
 {
     if ((unsigned)coll >= DD_COLL_COUNT) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "no collective has the number %d", (int)coll);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "unknown collective: got %d, expected 0 to %d",
+                            (int)coll, DD_COLL_COUNT - 1);
     }
     return dd_coll_traits_of[coll].is_common
                ? DD_OK
                : dd_error_set(err, DD_NOT_SUPPORTED,
-                              "NCCL has no %s: move the tensors to the CPU and call it on a group of the CPU",
+                              "NCCL has no %s: move the tensors to the CPU and use a CPU group",
                               dd_coll_name(coll));
 }
 
@@ -73,12 +76,12 @@ check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
         return status;
     }
     if (!dd_dtype_is_valid((unsigned)args->reduction.dtype)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "no dtype has the number %d",
-                            (int)args->reduction.dtype);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "unknown dtype: got %d, expected 0 to %d",
+                            (int)args->reduction.dtype, DD_DTYPE_COUNT - 1);
     }
     if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "root %d is no rank of 0 to %d", args->root,
-                            group->size - 1);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid root rank: got %d, expected 0 to %d",
+                            args->root, group->size - 1);
     }
     if (dd_coll_is_folding(args->coll)) {
         nccl_wire wire;
@@ -102,12 +105,13 @@ static dd_status
 check_message(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op, dd_error *err)
 {
     if (op->peer < 0 || op->peer >= group->size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d is no rank of 0 to %d", op->peer,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: got %d, expected 0 to %d", op->peer,
                             group->size - 1);
     }
     if (op->peer == group->rank && call->nops == 1) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "rank %d to itself: NCCL wants the send and the receive in one batch", op->peer);
+                            "message of rank %d to itself: NCCL needs the send and the receive in one batch",
+                            op->peer);
     }
     return check_op_block(&op->block, 1, "tensor", 0, err);
 }
@@ -118,7 +122,7 @@ check_config(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
     if (op->config != NULL && nccl_is_made_of_messages(group, op)) {
         return dd_error_set(err, DD_NOT_SUPPORTED,
                             op->kind == DD_NCCL_OP_COLL
-                                ? "here it is made of messages, for which NCCL has no configuration"
+                                ? "this collective uses messages, for which NCCL has no configuration"
                                 : "NCCL has no configuration for messages");
     }
     return DD_OK;
@@ -135,9 +139,11 @@ check_copies(const dd_nccl_copy *copies, size_t ncopies, dd_error *err)
             is_same = src->shape[d] == dst->shape[d];
         }
         if (!is_same) {
-            return dd_error_set(err, DD_INVALID_ARGUMENT,
-                                "copy %zu: from %zu elements of %s to %zu of %s, or of another shape", i,
-                                src->count, dd_dtype_name(src->dtype), dst->count, dd_dtype_name(dst->dtype));
+            return dd_error_set(
+                err, DD_INVALID_ARGUMENT,
+                "copy %zu: source and destination differ: got %zu elements of %s, expected %zu of %s with "
+                "its shape",
+                i, src->count, dd_dtype_name(src->dtype), dst->count, dd_dtype_name(dst->dtype));
         }
     }
     return DD_OK;

@@ -104,7 +104,7 @@ end_connect(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_
         return DD_OK;
     }
     char hint[256];
-    dd_error_prepend(err, "making a communicator for group \"%.*s\" (rank %d of %d) on device %d%s",
+    dd_error_prepend(err, "creating a communicator for group \"%.*s\" (rank %d of %d) on device %d%s",
                      (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
                      group->size, channel->device->number, print_hint(group, channel, err, hint));
     nccl_group_end(group, err, NULL, NCCL_END_FAILED);
@@ -131,7 +131,7 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
         }
         if (dd_wait_has_expired(wait)) {
             status = dd_error_set(err, DD_OP_TIMED_OUT,
-                                  "another thread has not made the communicator within %.3f s",
+                                  "another thread did not create the communicator within %.3f s",
                                   dd_wait_elapsed_s(wait));
             break;
         }
@@ -302,7 +302,7 @@ dd_nccl_group_adopt(dd_nccl_group *group, int device, dd_nccl_comm *comm, dd_err
         status = take_turn(group, &on->all, &wait, &is_creator, err);
     }
     if (status == DD_OK && !is_creator) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "the group has a communicator on device %d already",
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "the group already has a communicator on device %d",
                               device);
     }
     if (status != DD_OK) {

@@ -165,8 +165,7 @@ wait_for_stream(nccl_launch *launch, const dd_wait *wait)
         }
         if (dd_wait_has_expired(wait)) {
             return dd_error_set(launch->err, DD_OP_TIMED_OUT,
-                                "the inputs could not be looked through for NaN within %.3f s",
-                                dd_wait_elapsed_s(wait));
+                                "the search for NaN did not finish within %.3f s", dd_wait_elapsed_s(wait));
         }
         if (atomic_load(&launch->group->stop)) {
             return dd_nccl_group_check(launch->group, launch->err);

@@ -245,9 +245,9 @@ dd_nccl_op_check_estimate(const dd_nccl_op *op, dd_error *err)
 {
     dd_status status = op->kind == DD_NCCL_OP_COLL ? nccl_check_kind(op->args.coll, err) : DD_OK;
     return status == DD_OK && nccl_may_have_messages(op)
-               ? dd_error_set(err, DD_NOT_SUPPORTED,
-                              "NCCL does not estimate messages, nor gather, scatter and all_to_all, which "
-                              "are made of them")
+               ? dd_error_set(
+                     err, DD_NOT_SUPPORTED,
+                     "NCCL cannot estimate messages, or gather, scatter and all_to_all, which use them")
                : status;
 }
 
@@ -284,8 +284,8 @@ check_blocking(const nccl_launch *launch)
                ? DD_OK
                : dd_error_set(
                      launch->err, DD_NOT_SUPPORTED,
-                     "estimates need a communicator that blocks (NCCLConfig.blocking = 1): on others "
-                     "NCCL %s carries out what it is to estimate",
+                     "estimates need a blocking communicator (NCCLConfig.blocking = 1): on others, NCCL %s "
+                     "executes the calls",
                      launch->group->lib->version_text);
 }
 

@@ -38,15 +38,16 @@ check_put(const dd_nccl_op *op, dd_error *err)
 {
     const dd_nccl_group_window *window = op->window;
     if (op->offset > window->nbytes || op->block.nbytes > window->nbytes - op->offset) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "%zu bytes from byte %zu on are not in the %zu bytes of the window of rank %d",
-                            op->block.nbytes, op->offset, window->nbytes, op->peer);
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "out of range: got %zu bytes at offset %zu, expected at most %zu bytes in the window of rank %d",
+            op->block.nbytes, op->offset, window->nbytes, op->peer);
     }
     if (!is_source(window, &op->block)) {
         return dd_error_set(
             err, DD_INVALID_ARGUMENT,
-            "the tensor lies in no window of this group on its device, where NCCL wants what a put "
-            "sends: put a part of this window's tensor, or make another window of it");
+            "NCCL needs a tensor that is in a window of this group on its device; put a part of this "
+            "window's tensor, or create a window of the tensor");
     }
     return DD_OK;
 }
@@ -64,21 +65,22 @@ nccl_window_check(const dd_nccl_group *group, const dd_nccl_call *call, const dd
     const dd_nccl_group_window *window = op->window;
     int nchannels = dd_nccl_group_window_nchannels(window);
     if (window->group != group || window->device != call->device) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "the window is of another group or device");
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "the window belongs to another group or device");
     }
     if (op->peer < 0 || op->peer >= group->size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d is no rank of 0 to %d", op->peer,
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: got %d, expected 0 to %d", op->peer,
                             group->size - 1);
     }
     if (op->channel < 0 || op->channel >= nchannels) {
         return dd_error_set(
             err, DD_INVALID_ARGUMENT,
-            "there is no channel %d, only 0 to %d (num_rma_sig of the configuration, with NCCL 2.31 "
-            "or newer, says how many there are)",
+            "invalid channel: got %d, expected 0 to %d (set num_rma_sig of the configuration, with NCCL "
+            "2.31 or newer)",
             op->channel, nchannels - 1);
     }
     if (op->kind == DD_NCCL_OP_WAIT_SIGNAL && op->count < 1) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d signals cannot be waited for", op->count);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid number of signals: got %d, expected at least 1", op->count);
     }
     dd_status status = check_window_open(window, err);
     return status == DD_OK && op->kind == DD_NCCL_OP_PUT ? check_put(op, err) : status;

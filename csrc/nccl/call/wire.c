@@ -47,8 +47,8 @@ premul_wire(const dd_reduction *reduction, const void *factor, nccl_wire *wire, 
     if (!is_float && !is_scaled_complex) {
         return dd_error_set(
             err, DD_INVALID_ARGUMENT,
-            "ReduceOp.PREMUL_SUM with NCCL is for half, float, bfloat16 and double%s, not for %s",
-            factor == NULL ? " (and complex numbers)" : "", dd_dtype_name(reduction->dtype));
+            "ReduceOp.PREMUL_SUM with NCCL: got %s, expected half, float, bfloat16 or double%s",
+            dd_dtype_name(reduction->dtype), factor == NULL ? " (or a complex dtype)" : "");
     }
     wire->is_premul = true;
     return DD_OK;
@@ -95,13 +95,14 @@ nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *
              dd_error *err)
 {
     if ((unsigned)reduction->op >= DD_REDOP_COUNT) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "no reduction has the number %d", (int)reduction->op);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "unknown reduction: got %d, expected 0 to %d",
+                            (int)reduction->op, DD_REDOP_COUNT - 1);
     }
     dd_dtype part = wire_part(reduction->dtype);
     dd_nccl_dtype nccl_dtype;
     int since;
     if (!dd_nccl_dtype_find(part, &nccl_dtype, &since)) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL cannot reduce %s: it has no such type",
+        return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL cannot reduce %s: it has no such dtype",
                             dd_dtype_name(reduction->dtype));
     }
     if (lib->version < since) {

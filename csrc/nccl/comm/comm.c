@@ -89,8 +89,7 @@ dd_status
 dd_nccl_check_wait(const char *label, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     if (stop != NULL && atomic_load(stop)) {
-        return dd_error_set(err, DD_ABORTED, "%s was called off after %.3f s", label,
-                            dd_wait_elapsed_s(wait));
+        return dd_error_set(err, DD_ABORTED, "%s was cancelled after %.3f s", label, dd_wait_elapsed_s(wait));
     }
     if (dd_wait_has_expired(wait)) {
         return dd_error_set(err, DD_OP_TIMED_OUT, "%s timed out after %.3f s", label,

@@ -91,7 +91,8 @@ config_find(const dd_nccl_config *config, const char *name, const dd_nccl_config
         len += n > 0 && (size_t)n < sizeof known - len ? (size_t)n : 0;
     }
     char shown[64];
-    return dd_error_set(err, DD_INVALID_ARGUMENT, "NCCL's configuration has no field '%s'; there are %s",
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "unknown field '%s' of NCCL's configuration: expected one of %s",
                         dd_bytes_print(dd_bytes_of_string(name), shown, sizeof shown), known);
 }
 
@@ -100,8 +101,9 @@ set_text(dd_nccl_config *config, const dd_nccl_config_field *field, const char *
 {
     size_t len = strlen(text);
     if (len == 0 || len >= DD_NCCL_CONFIG_TEXT_MAX) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s has %zu characters, 1 to %d are possible",
-                            field->alias, len, DD_NCCL_CONFIG_TEXT_MAX - 1);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s has a wrong length: got %zu characters, expected 1 to %d", field->alias, len,
+                            DD_NCCL_CONFIG_TEXT_MAX - 1);
     }
     clear(config, field);
     memcpy(config_text(config, field), text, len);
@@ -121,8 +123,8 @@ dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_confi
         return DD_OK;
     }
     if (value->is_text != (field->type == DD_NCCL_FIELD_TEXT)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s is %s, not %s", field->alias,
-                            value->is_text ? "a number" : "text", value->is_text ? "text" : "a number");
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: got %s, expected %s", field->alias,
+                            value->is_text ? "text" : "a number", value->is_text ? "a number" : "text");
     }
     if (value->is_text) {
         return set_text(config, field, value->text, err);
@@ -132,8 +134,8 @@ dd_nccl_config_set(dd_nccl_config *config, const char *name, const dd_nccl_confi
         return DD_OK;
     }
     if (value->number <= INT_MIN || value->number > INT_MAX) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s is %lld, which is out of range", field->alias,
-                            value->number);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s out of range: got %lld, expected %d to %d",
+                            field->alias, value->number, INT_MIN + 1, INT_MAX);
     }
     write_int(config, field, (int)value->number);
     return DD_OK;

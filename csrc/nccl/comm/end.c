@@ -236,10 +236,11 @@ abort_during_call(dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
         comm, handle, can_abort_in_two_steps(comm) ? END_ABORT_IN_TWO_STEPS : END_ABORT, &patience, err);
     return status != DD_TIMED_OUT
                ? status
-               : dd_error_set(err, DD_OP_TIMED_OUT,
-                              "aborting the NCCL communicator of %s has not ended after %.0f s: a thread is "
-                              "still in a call on it; it ends when that thread returns",
-                              dd_nccl_comm_print(comm, name, sizeof name), dd_wait_elapsed_s(&patience));
+               : dd_error_set(
+                     err, DD_OP_TIMED_OUT,
+                     "aborting the NCCL communicator of %s did not finish within %.0f s: a thread is still "
+                     "in a call on it, and the abort ends when that thread returns",
+                     dd_nccl_comm_print(comm, name, sizeof name), dd_wait_elapsed_s(&patience));
 }
 
 /* Take out the handle to abort it, and set the reason. NULL if the communicator has ended. */
@@ -348,7 +349,7 @@ dd_nccl_comm_abort_alone(dd_nccl_comm *comm, const char *reason, dd_error *err)
 
 /* ---- destroying */
 
-#define HAS_FAILED "it had failed, and was destroyed"
+#define HAS_FAILED "it had failed and was destroyed"
 
 /* Remove the handle once no thread is inside; *handle is NULL if the communicator has ended. Sets
  * *must_abort if it has failed, because destroying it would wait for ranks that may be lost. */

@@ -102,12 +102,14 @@ static dd_status
 check_spec(const dd_nccl_comm_spec *spec, int nids, dd_error *err)
 {
     if (spec->size < 1 || spec->rank < 0 || spec->rank >= spec->size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "there is no rank %d in an NCCL communicator of %d",
-                            spec->rank, spec->size);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid rank of an NCCL communicator: got %d, expected 0 to %d", spec->rank,
+                            spec->size - 1);
     }
     if (nids < 1 || nids > spec->size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d unique ids for an NCCL communicator of %d", nids,
-                            spec->size);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid number of unique ids: got %d, expected 1 to %d (the number of ranks)",
+                            nids, spec->size);
     }
     return nids == 1 ? DD_OK : dd_nccl_need(spec->lib, DD_NCCL_CAN_INIT_SCALABLE, err);
 }
@@ -145,7 +147,8 @@ dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *de
                       dd_nccl_comm **comms, const dd_wait *wait, dd_error *err)
 {
     if (n < 1) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "NCCL communicators for no device at all");
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "no devices for NCCL communicators: got %d, expected at least 1", n);
     }
     dd_nccl_device_ref at = {lib, cuda, devices[0]};
     dd_nccl_task *t = NULL;

@@ -116,7 +116,7 @@ check_window_memory(const dd_nccl_comm *comm, void *data, dd_error *err)
     return comm->lib->version < WINDOWS_NEED_MAPPED_MEMORY_SINCE || dd_cuda_is_mapped_memory(comm->cuda, data)
                ? DD_OK
                : dd_error_set(err, DD_INVALID_ARGUMENT,
-                              "ncclCommWindowRegister of %s: the memory at %p is not of ncclMemAlloc",
+                              "ncclCommWindowRegister of %s: the memory at %p is not from ncclMemAlloc",
                               dd_nccl_comm_print(comm, name, sizeof name), data);
 }
 

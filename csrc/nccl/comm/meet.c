@@ -112,7 +112,7 @@ rank_info_read_member(dd_bytes bytes, dd_meeting_member *member)
 
 static const dd_meeting_kind communicator_kind = {
     .noun = "NCCL communicator",
-    .of_interrupted = "has called off the meeting for an NCCL communicator",
+    .of_interrupted = "has cancelled the meeting for an NCCL communicator",
     .is_final = true,
     .read_payload = rank_info_read_member,
 };
@@ -123,7 +123,7 @@ rank_info_of(const comm_meeting *e, int rank, rank_info *out, dd_error *err)
     if (rank_info_read(e->end->payloads[rank], out)) {
         return DD_OK;
     }
-    return dd_error_set(err, DD_PROTOCOL, "rank %d published %zu bytes, at least %zu are needed",
+    return dd_error_set(err, DD_PROTOCOL, "malformed data of rank %d: got %zu bytes, expected at least %zu",
                         name_of_rank(e->m, rank), e->end->payloads[rank].len, sizeof *out);
 }
 
@@ -146,11 +146,12 @@ take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
         return DD_OK;
     }
     if (root.status != DD_OK) {
-        status = dd_error_set(err, DD_BACKEND, "rank %d could not make NCCL's unique id: %.*s",
+        status = dd_error_set(err, DD_BACKEND, "rank %d could not create NCCL's unique id: %.*s",
                               name_of_rank(e->m, rank), (int)len, (const char *)tail);
     } else {
-        status = dd_error_set(err, DD_PROTOCOL, "rank %d left %zu bytes for NCCL's unique id",
-                              name_of_rank(e->m, rank), len);
+        status =
+            dd_error_set(err, DD_PROTOCOL, "malformed NCCL unique id of rank %d: got %zu bytes, expected %zu",
+                         name_of_rank(e->m, rank), len, sizeof *id);
     }
     dd_error_blame(err, name_of_rank(e->m, rank), root.host, root.pid);
     return status;
@@ -160,12 +161,11 @@ take_id(const comm_meeting *e, int i, dd_nccl_unique_id *id, dd_error *err)
 static dd_status
 set_mixed(const comm_meeting *e, int rank, bool is_first_grouped, dd_error *err)
 {
-    return dd_error_set(err, DD_MISMATCH,
-                        "ranks have different settings, and all need the same: gather, scatter and "
-                        "all_to_all are grouped messages on rank %d (DLDIST_NCCL_GROUPED_MESSAGES=1) and "
-                        "NCCL's own calls on rank %d",
-                        name_of_rank(e->m, is_first_grouped ? 0 : rank),
-                        name_of_rank(e->m, is_first_grouped ? rank : 0));
+    return dd_error_set(
+        err, DD_MISMATCH,
+        "ranks have different settings: gather, scatter and all_to_all are grouped messages on rank %d and "
+        "NCCL's own calls on rank %d; set the same DLDIST_NCCL_GROUPED_MESSAGES on all ranks",
+        name_of_rank(e->m, is_first_grouped ? 0 : rank), name_of_rank(e->m, is_first_grouped ? rank : 0));
 }
 
 /* Set the error for two ranks of which only one encrypts, or which have different keys. */
@@ -179,12 +179,12 @@ refuse_encryption(const comm_meeting *e, const rank_info *first, int rank, const
     bool is_first = first->encryption != 0;
     const rank_info *one = is_first ? first : other;
     const rank_info *another = is_first ? other : first;
-    return dd_error_set(err, DD_MISMATCH,
-                        "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process "
-                        "%lld) %s: do all ranks have the same %s?",
-                        name_of_rank(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
-                        name_of_rank(e->m, is_first ? rank : 0), another->host, (long long)another->pid,
-                        theirs, label);
+    return dd_error_set(
+        err, DD_MISMATCH,
+        "rank %d (%s, process %lld) encrypts NCCL's connections, and rank %d (%s, process %lld) %s; set the "
+        "same %s on all ranks",
+        name_of_rank(e->m, is_first ? 0 : rank), one->host, (long long)one->pid,
+        name_of_rank(e->m, is_first ? rank : 0), another->host, (long long)another->pid, theirs, label);
 }
 
 static dd_status
@@ -197,8 +197,8 @@ rank_info_compare(const comm_meeting *e, const rank_info *first, int rank, const
     if (first->version != other->version) {
         status = dd_error_set(
             err, DD_MISMATCH,
-            "ranks have different NCCLs, and all need the same: rank %d (%s, process %lld) has %s, rank %d "
-            "(%s, process %lld) has %s",
+            "ranks have different versions of NCCL: rank %d (%s, process %lld) has %s, rank %d (%s, process "
+            "%lld) has %s",
             name_of_rank(e->m, 0), first->host, (long long)first->pid,
             dd_nccl_version_print(first->version, a), name_of_rank(e->m, rank), other->host,
             (long long)other->pid, dd_nccl_version_print(other->version, b));
@@ -207,11 +207,10 @@ rank_info_compare(const comm_meeting *e, const rank_info *first, int rank, const
     } else if (first->encryption != other->encryption) {
         status = refuse_encryption(e, first, rank, other, err);
     } else if (first->nids != other->nids) {
-        status =
-            dd_error_set(err, DD_PROTOCOL,
-                         "rank %d counts on %d unique ids of NCCL and rank %d on %d: do all ranks use the "
-                         "same number of roots?",
-                         name_of_rank(e->m, 0), (int)first->nids, name_of_rank(e->m, rank), (int)other->nids);
+        status = dd_error_set(
+            err, DD_PROTOCOL,
+            "ranks disagree on the number of NCCL unique ids: rank %d expects %d, rank %d expects %d",
+            name_of_rank(e->m, 0), (int)first->nids, name_of_rank(e->m, rank), (int)other->nids);
     }
     if (status != DD_OK) {
         dd_error_blame(err, name_of_rank(e->m, rank), other->host, other->pid);
@@ -257,7 +256,8 @@ meet_for_comm(comm_meeting *e, dd_bytes own_info, dd_meeting_end *end, dd_error 
                     .ctx = e};
     dd_status status = dd_meet(&meeting, end, &wait, err);
     if (status == DD_INTERRUPTED && e->stop != NULL && atomic_load(e->stop)) {
-        return dd_error_set(err, DD_ABORTED, "meeting for an NCCL communicator was called off after %.3f s",
+        return dd_error_set(err, DD_ABORTED,
+                            "the meeting for an NCCL communicator was cancelled after %.3f s",
                             dd_wait_elapsed_s(e->outer));
     }
     return status;

@@ -151,7 +151,7 @@ await_ready(dd_nccl_task *t, dd_error *err)
         bool has_ended = t->is_cancelled;
         dd_lock_release(&t->mu);
         if (has_ended) {
-            return dd_error_set(err, DD_ABORTED, "%s was given up", t->label);
+            return dd_error_set(err, DD_ABORTED, "%s was cancelled", t->label);
         }
     }
 }
@@ -165,7 +165,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     }
     for (int i = 0; i < t->ncomms; i++) {
         if (t->handles[i] == NULL) {
-            return dd_error_set(err, DD_BACKEND, "%s has made no communicator", t->label);
+            return dd_error_set(err, DD_BACKEND, "%s returned no communicator", t->label);
         }
     }
     return DD_OK;

@@ -33,8 +33,8 @@ static dd_status
 check_item(const char *label, const dd_nccl_item *item, int size, dd_error *err)
 {
     if (has_root(item->kind) && (item->root < 0 || item->root >= size)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: there is no rank %d among %d", label, item->root,
-                            size);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: got %d, expected 0 to %d", label,
+                            item->root, size - 1);
     }
     return DD_OK;
 }
@@ -179,8 +179,8 @@ check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
                ? DD_OK
                : dd_error_set(
                      err, DD_INVALID_ARGUMENT,
-                     "device %d is there twice: two ranks on one device need NCCL 2.30.3 or newer and "
-                     "NCCL_MULTI_RANK_GPU_ENABLE=1, and this is NCCL %s",
+                     "device %d appears twice: two ranks on one device need NCCL_MULTI_RANK_GPU_ENABLE=1 "
+                     "and NCCL 2.30.3 or newer, this is NCCL %s",
                      devices[repeated], lib->version_text);
 }
 
@@ -194,7 +194,7 @@ check_streams(const dd_nccl_team *team, const dd_cuda_stream *streams, dd_error 
             if (is_one && team->devices[i] == team->devices[k]) {
                 return dd_error_set(
                     err, DD_INVALID_ARGUMENT,
-                    "ranks %d and %d are on device %d and on the same stream: they need one each", k, i,
+                    "ranks %d and %d on device %d use the same stream: expected one stream for each", k, i,
                     team->devices[i]);
             }
         }
@@ -207,7 +207,8 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
                   dd_nccl_team **opened, const dd_wait *wait, dd_error *err)
 {
     if (ndevices < 1) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "a team of NCCL communicators needs a device");
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "a team of NCCL communicators needs a device: got none");
     }
     dd_status status = check_devices(lib, devices, ndevices, err);
     if (status != DD_OK) {
@@ -229,7 +230,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     if (status != DD_OK) {
         int repeated = status == DD_BACKEND ? find_repeated_device(devices, ndevices) : -1;
         if (repeated >= 0) { /* a likely reason, which ncclCommInitAll does not report */
-            dd_error_prepend(err, "device %d is there twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
+            dd_error_prepend(err, "device %d appears twice, which needs NCCL_MULTI_RANK_GPU_ENABLE=1",
                              devices[repeated]);
         }
         dd_nccl_team_close(team);
@@ -286,8 +287,7 @@ static dd_status
 check_whole_locked(const dd_nccl_team *team, dd_error *err)
 {
     if (team->comms[0] == NULL) {
-        return dd_error_set(err, DD_CLOSED, "the team of %d NCCL communicators has been taken apart",
-                            team->size);
+        return dd_error_set(err, DD_CLOSED, "the team of %d NCCL communicators was destroyed", team->size);
     }
     return DD_OK;
 }

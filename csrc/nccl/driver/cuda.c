@@ -143,8 +143,8 @@ dd_status
 dd_cuda_check_device(const dd_cuda *cuda, int device, dd_error *err)
 {
     if (device < 0 || device >= cuda->ndevices) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "no CUDA device %d: there are %d", device,
-                            cuda->ndevices);
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "unknown CUDA device: got %d, expected 0 to %d", device,
+                            cuda->ndevices - 1);
     }
     return DD_OK;
 }

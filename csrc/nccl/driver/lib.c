@@ -64,9 +64,10 @@ read_nccl_version(void *ctx, dd_error *err)
     dd_nccl_version_print(lib->base.version, lib->base.version_text);
     if (lib->base.version < DD_NCCL_VERSION_MIN) {
         char needed[16];
-        return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL %s or newer is needed, %s is %s (version code %d)",
-                            dd_nccl_version_print(DD_NCCL_VERSION_MIN, needed), lib->dylib.path,
-                            lib->base.version_text, lib->base.version);
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            "%s is too old: got NCCL %s (code %d), expected %s or newer", lib->dylib.path,
+                            lib->base.version_text, lib->base.version,
+                            dd_nccl_version_print(DD_NCCL_VERSION_MIN, needed));
     }
     return DD_OK;
 }
@@ -212,8 +213,8 @@ dd_nccl_set_encryption(dd_nccl_lib *lib, const char *psk, uint64_t print, dd_err
         return status;
     }
     if (strlen(psk) < 32) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "NCCL's secret has %zu bytes, at least 32 are needed",
-                            strlen(psk));
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "NCCL's secret is too short: got %zu bytes, expected at least 32", strlen(psk));
     }
     dd_nccl_abi_encryption config = {
         .size = sizeof config,
@@ -268,7 +269,7 @@ dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *nccl_dty
 {
     int since;
     if (!dd_nccl_dtype_find(dtype, nccl_dtype, &since)) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL knows no %s", dd_dtype_name(dtype));
+        return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL has no dtype %s", dd_dtype_name(dtype));
     }
     return dd_nccl_need_version(lib, dd_dtype_name(dtype), since, err);
 }

@@ -146,11 +146,12 @@ nccl_group_wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *e
         status = dd_cond_wait_checked(&group->ended, &group->lock, wait, err);
     }
     if (status == DD_TIMED_OUT) {
-        status = group->naborts == 0
-                     ? DD_OK
-                     : dd_error_set(err, DD_OP_TIMED_OUT,
-                                    "ncclCommAbort has not returned within %.3f s; it is left to its thread",
-                                    dd_wait_elapsed_s(wait));
+        status =
+            group->naborts == 0
+                ? DD_OK
+                : dd_error_set(err, DD_OP_TIMED_OUT,
+                               "ncclCommAbort did not return within %.3f s; its thread keeps waiting for it",
+                               dd_wait_elapsed_s(wait));
     }
     dd_lock_release(&group->lock);
     return status;

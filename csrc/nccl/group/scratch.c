@@ -40,8 +40,8 @@ nccl_scratch_alloc(dd_nccl_group *group, nccl_channel *channel, size_t nbytes, v
         result = api->cuMemAlloc(&ptr, nbytes);
     }
     if (result == DD_CUDA_ERROR_OUT_OF_MEMORY) {
-        return dd_error_set(err, DD_OUT_OF_MEMORY, "device %d has no %zu bytes for staging", device->number,
-                            nbytes);
+        return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory on device %d: no %zu bytes for staging",
+                            device->number, nbytes);
     }
     if (result != DD_CUDA_SUCCESS) {
         return dd_cuda_check(group->cuda, result, err, "allocating %zu bytes on device %d", nbytes,

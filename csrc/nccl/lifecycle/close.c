@@ -228,7 +228,7 @@ comms_job_await(comms_job *job, const dd_wait *wait, dd_error *err)
     if (status == DD_OK && job->nfailed > 0) {
         status = dd_error_copy(err, &job->first);
         if (job->nfailed > 1) {
-            dd_error_prepend(err, "%u communicators have not ended well, the first of them", job->nfailed);
+            dd_error_prepend(err, "%u communicators failed to close, the first of them", job->nfailed);
         }
     }
     dd_lock_release(&group->lock);
@@ -256,11 +256,10 @@ close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     dd_status status = comms_job_await(job, &limited, err);
     close_job_release(&job->base);
     if (status != DD_OK) {
-        dd_error_prepend(err,
-                         status == DD_OP_TIMED_OUT
-                             ? "closing the group: its operations have ended, but a CUDA graph that holds "
-                               "some may be running or alive"
-                             : "closing the group");
+        dd_error_prepend(
+            err, status == DD_OP_TIMED_OUT
+                     ? "closing the group: its operations are done, but a CUDA graph may still hold some"
+                     : "closing the group");
     }
     return status;
 }
@@ -438,7 +437,7 @@ await_background_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
                      : dd_error_copy(err, &group->background_close_error);
         group->background_close_error.code = DD_OK;
     } else if (status == DD_TIMED_OUT) {
-        status = dd_error_set(err, DD_OP_TIMED_OUT, "closing the group: it has not ended within %.3f s",
+        status = dd_error_set(err, DD_OP_TIMED_OUT, "closing the group did not finish within %.3f s",
                               dd_wait_elapsed_s(wait));
     }
     dd_lock_release(&group->lock);
@@ -474,7 +473,7 @@ dd_nccl_group_release(dd_nccl_group *group)
         return;
     }
     dd_error cause;
-    dd_error_set(&cause, DD_ABORTED, "the group was let go without being closed");
+    dd_error_set(&cause, DD_ABORTED, "the group was released without being closed");
     nccl_watchdog_remove(group->watchdog, group);
     nccl_group_end(group, &cause, NULL, NCCL_END_RELEASED);
     nccl_group_start_abort(group);

@@ -11,11 +11,12 @@ static dd_status
 check_open_arguments(const dd_cuda *cuda, dd_store *store, int rank, int size, dd_error *err)
 {
     if (cuda == NULL) {
-        return dd_error_set(err, DD_NOT_SUPPORTED,
-                            "a group of NCCL's needs a CUDA device, and there is none");
+        return dd_error_set(err, DD_NOT_SUPPORTED, "an NCCL group needs a CUDA device: got none");
     }
     if (size < 1 || rank < 0 || rank >= size) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d is impossible", rank, size);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "invalid rank or size: got rank %d of %d, expected a rank in 0 to size - 1", rank,
+                            size);
     }
     if (store == NULL && size > 1) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store: got none", size);

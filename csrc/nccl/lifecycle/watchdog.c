@@ -259,7 +259,7 @@ nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *er
 {
     if (watchdog->generation != dd_fork_generation()) {
         return dd_error_set(err, DD_FORKED,
-                            "the watchdog of NCCL's groups stayed in the process before the fork");
+                            "the watchdog of NCCL groups belongs to the process before the fork");
     }
     dd_lock_take(&watchdog->lock);
     dd_status status = DD_OK;

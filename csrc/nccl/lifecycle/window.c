@@ -43,7 +43,7 @@ window_part_read_member(dd_bytes bytes, dd_meeting_member *member)
 
 static const dd_meeting_kind window_kind = {
     .noun = "window",
-    .of_interrupted = "has called off the meeting for a window",
+    .of_interrupted = "has cancelled the meeting for a window",
     .is_final = true,
     .read_payload = window_part_read_member,
 };
@@ -57,12 +57,11 @@ window_part_compare(const window_part *first, int rank, const window_part *other
             dd_error_set(err, (dd_status)other->obstacle, "rank %d cannot open its part of the window: %s",
                          rank, dd_status_text((dd_status)other->obstacle));
     } else if (first->nbytes != other->nbytes || first->dtype != other->dtype) {
-        status =
-            dd_error_set(err, DD_MISMATCH,
-                         "all ranks need windows of one size: rank 0 has %llu bytes of %s, and rank %d %llu "
-                         "bytes of %s",
-                         (unsigned long long)first->nbytes, dd_dtype_name((dd_dtype)first->dtype), rank,
-                         (unsigned long long)other->nbytes, dd_dtype_name((dd_dtype)other->dtype));
+        status = dd_error_set(
+            err, DD_MISMATCH,
+            "ranks have windows of different sizes: rank 0 %llu bytes of %s, rank %d %llu bytes of %s",
+            (unsigned long long)first->nbytes, dd_dtype_name((dd_dtype)first->dtype), rank,
+            (unsigned long long)other->nbytes, dd_dtype_name((dd_dtype)other->dtype));
     }
     if (status != DD_OK) {
         dd_error_blame(err, rank, other->host, other->pid);
@@ -83,8 +82,8 @@ check_window_parts(const dd_nccl_group *group, const dd_meeting_end *end, dd_err
             first = part;
         }
         status = is_valid ? window_part_compare(&first, rank, &part, err)
-                          : dd_error_set(err, DD_PROTOCOL, "the part of rank %d has %zu bytes", rank,
-                                         end->payloads[rank].len);
+                          : dd_error_set(err, DD_PROTOCOL, "malformed window part of rank %d (%zu bytes)",
+                                         rank, end->payloads[rank].len);
     }
     return status;
 }
@@ -151,7 +150,7 @@ register_memory(dd_nccl_group_window *window, const dd_wait *wait, dd_error *err
     }
     if (handle == NULL) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "NCCL makes no window of this memory: the devices must reach each other");
+                            "NCCL cannot create a window of this memory: the devices must reach each other");
     }
     return DD_OK;
 }
@@ -163,8 +162,9 @@ check_and_agree(dd_nccl_group *group, const dd_nccl_window_spec *spec, const dd_
     dd_error own_error;
     dd_nccl_window_spec checked = *spec;
     if (spec->obstacle == DD_OK && !dd_cuda_is_mapped_memory(group->cuda, spec->data)) {
-        checked.obstacle = dd_error_set(&own_error, DD_INVALID_ARGUMENT,
-                                        "NCCL makes no window of this memory: it must be of ncclMemAlloc");
+        checked.obstacle =
+            dd_error_set(&own_error, DD_INVALID_ARGUMENT,
+                         "NCCL cannot create a window of this memory: it must be from ncclMemAlloc");
     }
     dd_status status = agree_on_window(group, &checked, wait, err);
     bool is_own = checked.obstacle != spec->obstacle && status == checked.obstacle;

@@ -46,5 +46,5 @@ print("well")
 def test_properties_and_rejected_calls():
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "well\n", done.stderr
-    assert "dldist.jax: MPI_Comm_size: MPI has not begun\n" in done.stderr
+    assert "dldist.jax: MPI_Comm_size: MPI is not initialized\n" in done.stderr
     assert "dldist.jax: MPI_Win_create: not supported: dldist has only the functions of MPI that XLA calls\n" in done.stderr

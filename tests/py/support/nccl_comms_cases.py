@@ -316,7 +316,7 @@ def test_ranks_share_a_device(stubs, monkeypatch):
     streams = [stubs.cuda.make_stream(0) for _ in arrays]
     with nccl.NcclComms([0, 0]) as comms:
         assert comms.devices == [0, 0]
-        with pytest.raises(ValueError, match="ranks 0 and 1 are on device 0 and on the same stream"):
+        with pytest.raises(ValueError, match="ranks 0 and 1 on device 0 use the same stream"):
             comms.all_reduce(arrays)
         comms.all_reduce(arrays, streams=streams)
         for stream in streams:

@@ -290,7 +290,7 @@ def a_rank_does_not_come(ctx):
         since = time.monotonic()
         error = raised_by(lambda: group.all_reduce(ctx.array(1)))
         assert time.monotonic() - since < 1.5 + SOON_S + SLACK_S
-        check_error(error, dldist.DistTimeoutError, "making a communicator")
+        check_error(error, dldist.DistTimeoutError, "creating a communicator")
     group.close()
 
 

@@ -146,7 +146,7 @@ class Device:
     def refusal(self, name, op):
         """Return the error of every call with a reduction that NCCL lacks, or None."""
         if name in ("h", "H"):
-            return "NotImplementedError", f"NCCL cannot reduce {DTYPES[name]}: it has no such type"
+            return "NotImplementedError", f"NCCL cannot reduce {DTYPES[name]}: it has no such dtype"
         if name == "?" and op in ("AVG", "BXOR"):
             return "DistArgumentError", f"Cannot use ReduceOp.{op} with bool on NCCL"
         if name != "?" and op in ("BAND", "BOR", "BXOR"):
@@ -442,7 +442,7 @@ def nccl_estimates(module, rank, size):
         dist.all_reduce(x)
         raise KeyError("stop")
     assert estimator.estimated_time is None and dist.group.WORLD.supports_time_estimate is True
-    with dist._time_estimator() as estimator, module.raises(NotImplementedError, "does not estimate messages"):
+    with dist._time_estimator() as estimator, module.raises(NotImplementedError, "cannot estimate messages"):
         dist.all_to_all_single(f(*[0] * size), f(*[0] * size))
     assert estimator.estimated_time == -1.0 and x.tolist() == [rank]
     with dist._time_estimator(), module.raises(NotImplementedError, "NCCL has no scan"):
