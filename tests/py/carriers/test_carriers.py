@@ -223,7 +223,7 @@ def test_peer_lost(alone, what):
         assert child.result() is None
 
 
-@pytest.mark.parametrize(("name", "words"), [("mpi", "Install Open MPI or MPICH"), ("ucc", "pip install nvidia-libcal-cu12 libucx-cu12"),
+@pytest.mark.parametrize(("name", "words"), [("mpi", "install Open MPI or MPICH"), ("ucc", "pip install nvidia-libcal-cu12 libucx-cu12"),
                                              ("xccl", "pip install --no-deps oneccl-cpu impi-rt")])
 def test_missing_package_is_named(name, words):
     """The reason must be one sentence that names the package to install, in every query."""

@@ -44,7 +44,7 @@ def test_missing_library():
     done = run(ALONE, {"DLDIST_MPI_LIBRARY": "/nowhere/libmpi.so"})
     assert done.returncode != 0
     assert "RuntimeError: Distributed package doesn't have MPI built in: cannot load MPI: /nowhere/libmpi.so: " in done.stderr
-    assert "Install Open MPI or MPICH" in done.stderr and "DLDIST_MPI_LIBRARY" in done.stderr
+    assert "install Open MPI or MPICH" in done.stderr and "DLDIST_MPI_LIBRARY" in done.stderr
 
 
 def test_file_that_is_no_mpi_library():

@@ -334,7 +334,7 @@ def test_dtypes(stubs, dtype):
 
 def test_wrong_arguments_are_named(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
-    with pytest.raises(ValueError, match=r"all_reduce\(\): argument 'tensor' is on cpu, and the group has no backend"):
+    with pytest.raises(ValueError, match=r"all_reduce\(\): argument 'tensor' is on a device without a backend: got cpu"):
         group.all_reduce(numpy.zeros(2, "float32"))
     with pytest.raises(ValueError, match="got cuda:1, expected cuda:0"):
         group.all_gather_single(array(stubs, [0]), array(stubs, [1], device=1))
