@@ -1,5 +1,5 @@
-/* Setup of this host's arena: the lowest rank creates it, the other ranks request its descriptor
- * until it arrives, and a vote of all ranks decides whether it is used (split_hosts). */
+/* Setup of this host's arena, the memory that its ranks share: the lowest rank creates it, the
+ * others request its descriptor until it arrives, and a vote of all ranks decides on its use. */
 #include "group/internal.h"
 
 #include "core/cpu.h"
@@ -13,8 +13,8 @@
 /* Time between two requests for the arena's descriptor. */
 #define ARENA_REQUEST_NS (2 * DD_NS_PER_MS)
 
-/* Request the arena's descriptor if a request is due. One may not be enough: the creator may not
- * know of the group yet. */
+/* Request the arena's descriptor if a request is due. Requests are repeated, because the creator
+ * drops them until it knows the group. */
 static void
 request_arena(dd_group *group)
 {
@@ -25,8 +25,8 @@ request_arena(dd_group *group)
     }
 }
 
-/* Return true if the link to the leader exists or has failed. Also request the arena, without a
- * link. */
+/* Return true if the link to the host's lowest rank exists or has failed. Also request the arena,
+ * which needs no link. */
 static bool
 is_leader_linked(void *ctx)
 {
@@ -52,7 +52,7 @@ connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const
     return status == DD_OP_TIMED_OUT ? DD_OK : status;
 }
 
-/* Set group->arena with the lock: the context is open, and other ranks may already send events. */
+/* Set group->arena, with the lock: the context is open, so other ranks may already send events. */
 static void
 set_arena(dd_group *group, dd_arena *arena)
 {
@@ -142,8 +142,8 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     return status;
 }
 
-/* Try to get an arena. Without one, the group uses messages; fails only if the creation has
- * failed. */
+/* Create the arena or receive its descriptor. A group without an arena uses messages, so this fails
+ * only if the group's creation has failed. */
 static dd_status
 try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {
@@ -160,13 +160,13 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
         return DD_OK;
     }
     int local = group->topology.local;
-    bool is_shared = local == 0; /* the leader learns from the votes if links are shared */
+    bool is_shared = local == 0; /* true on the leader: the other ranks check the links to it */
     dd_status status = is_shared ? DD_OK : connect_leader(group, setup, &is_shared, wait, err);
     if (status != DD_OK || !is_shared) {
         return status;
     }
-    /* Wait at most 10 s: a creator that fails reports this, but the report is lost if a bell
-     * fails. */
+    /* Wait at most 10 s: a creator that fails sends a notice, but a bell that fails loses the
+     * notice. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
     status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
@@ -181,8 +181,8 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
     return DD_OK;
 }
 
-/* Make each rank of a host without an arena a host of its own. All ranks see the same votes, and so
- * get the same hosts. */
+/* If a host has no arena, make each of its ranks a host of its own. All ranks see the same votes,
+ * so all get the same hosts. */
 static dd_status
 split_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
 {

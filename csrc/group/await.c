@@ -1,4 +1,4 @@
-/* Waiting for peers while a group is being created, before it has a run to wait for. */
+/* Waiting for peers while a group is being created, and has no run to carry out collectives. */
 #include "group/internal.h"
 
 typedef struct awaiting {
@@ -27,7 +27,7 @@ await_on_round(dd_task *task)
     return check_awaited(DD_CONTAINER_OF(task, awaiting, task));
 }
 
-/* is_ready may have become true since the last round, while another thread had the lock. */
+/* Let the driver sleep, unless is_ready has become true while another thread had the lock. */
 static bool
 await_fall_asleep(dd_task *task)
 {
@@ -41,7 +41,7 @@ dd_group_await(dd_group *group, bool (*is_ready)(void *ctx), void *ctx, const dd
     awaiting self = {
         .task = {.progress = await_on_round,
                  .fall_asleep = await_fall_asleep,
-                 .is_crowded = true, /* the threads that make links need the cores */
+                 .is_crowded = true, /* yield: the threads that create links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,
         .is_ready = is_ready,

@@ -1,4 +1,4 @@
-/* Communication within a host without a link: on the board of the arena, and by bells. */
+/* Communication inside a host without links: by the arena's boards (shared memory) and by bells. */
 #include "group/internal.h"
 
 #include "core/assert.h"

@@ -82,8 +82,8 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     call->is_quick = true;
     call->is_carried = false;
     call->message = (dd_message){.kind = DD_MESSAGE_P2P,
-                                 /* For a carried message, which is never posted; posting would set
-                                  * it. */
+                                 /* Needed for a carried message. Any other message is posted, which
+                                  * sets the field. */
                                  .is_send = p2p->is_send,
                                  .rank = p2p->rank,
                                  .tag = p2p->tag,
@@ -98,8 +98,8 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
     }
 }
 
-/* Check a call before it starts. A member that has left receives nothing more; messages that it
- * sent have already arrived. */
+/* Check a call before it starts. A rank that has left the group receives nothing more, but all
+ * messages that it sent have arrived. */
 static dd_status
 call_check_locked(const group_call *call, dd_error *err)
 {
@@ -120,14 +120,14 @@ call_check_locked(const group_call *call, dd_error *err)
 
 /* ---- waiting */
 
-/* Return the result of a finished work. On failure, send notices first, because the caller may
- * exit. */
+/* Return the result of a finished work. If it has failed, send pending failure notices first,
+ * because the caller may exit. */
 static dd_status
 result_of(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
 {
     dd_status status = dd_work_result(work, err);
     if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_wait_will_block(wait); /* sending notices may take longer */
+        dd_wait_will_block(wait); /* call on_block: sending notices may take long */
         dd_engine_lock(group->engine);
         dd_engine_finish_notices_locked(group->engine);
         dd_engine_unlock(group->engine);
@@ -157,7 +157,7 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
     return result_of(group, work, wait, err);
 }
 
-/* Take the lock. True if it was free: the call may then end before wait->on_block is needed. */
+/* Take the lock. Return true if it was free: the call may then end before wait->on_block is due. */
 static bool
 try_lock_first(const group_call *call, const dd_wait *wait)
 {
@@ -166,7 +166,7 @@ try_lock_first(const group_call *call, const dd_wait *wait)
         if (group->cause.code == DD_OK) {
             return true;
         }
-        dd_engine_unlock(group->engine); /* reporting the failure may take longer */
+        dd_engine_unlock(group->engine); /* call on_block first: the report may take long */
     }
     dd_wait_will_block(wait);
     dd_engine_lock(group->engine);
@@ -258,7 +258,7 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
         }
         group_watch_locked(call);
         if (group->cause.code != DD_OK && !dd_work_is_done(&call->work)) {
-            group_complete_locked(call, &group->cause); /* an earlier call has failed the group */
+            group_complete_locked(call, &group->cause); /* an earlier call failed the group */
             group_update_task_locked(group);
         }
     }
@@ -279,7 +279,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    dd_wait until_done = dd_wait_without_deadline(wait); /* the group's task ends the call */
+    dd_wait until_done = dd_wait_without_deadline(wait); /* the group's task ends it on time */
     status = dd_group_wait(group, work, &until_done, err);
     if (!dd_work_is_done(work)) {
         char reason[96];
@@ -292,7 +292,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
         dd_status ignored = dd_group_wait(group, work, &until_done, &end);
         (void)ignored;
         if (err != NULL) {
-            err->keeps_memory = end.keeps_memory; /* the blocks may still be in use */
+            err->keeps_memory = end.keeps_memory; /* true if the library may still use the blocks */
         }
     }
     return status;
@@ -389,12 +389,12 @@ group_create_collective(dd_group *group, const dd_coll_args *args, const dd_call
     return DD_OK;
 }
 
-/* Start a call of the pool. The call's one reference becomes the caller's. */
+/* Start a call from the pool. The pool's reference to the call becomes the caller's. */
 static dd_status
 start_call(group_call *call, dd_work **work, dd_error *err)
 {
     const dd_wait no_limit = {.deadline_ns = DD_NEVER_NS};
-    *work = &call->work; /* set before the start, because on_done may read it */
+    *work = &call->work; /* set *work before the start, because on_done may read it */
     dd_status status = group_start_calls(&call, 1, false, &no_limit, err);
     if (status != DD_OK) {
         *work = NULL;

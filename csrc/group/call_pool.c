@@ -9,7 +9,7 @@
 
 typedef struct call_pool {
     atomic_uint refs; /* one for the group, and one for each call in use */
-    /* To take a call, exchange it for NULL; acquire, release. */
+    /* Unused calls. Taken by an exchange with NULL (acquire), and put back with release. */
     _Atomic(group_call *) free[POOL_SLOTS];
 } call_pool;
 

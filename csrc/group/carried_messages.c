@@ -1,4 +1,4 @@
-/* Messages that a carrier moves. The run handles a carrier's collectives. */
+/* Point-to-point messages that a carrier moves. A carrier's collectives are in leg_carrier.c. */
 #include "group/internal.h"
 
 #include "core/wait_policy.h"
@@ -31,7 +31,7 @@ carried_end(group_call *call, const dd_error *error)
 {
     call->is_carried = false;
     call->group->ncarried--;
-    call->group->awake_until_ns = 0; /* other messages may end soon as well: poll often */
+    call->group->awake_until_ns = 0; /* reset, to poll often: other messages may end soon too */
     call->message.source = call->carried_message.source;
     call->message.received = call->carried_message.received;
     call->message.on_done(&call->message, error);
@@ -87,7 +87,7 @@ group_poll_carried_locked(dd_group *group)
          node = node->next) {
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
         if (call->is_carried && carried_poll(call)) {
-            return true; /* stop: later calls may have ended too, and left the list */
+            return true; /* stop the loop: later calls may have ended and left the list */
         }
     }
     return false;

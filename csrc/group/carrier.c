@@ -1,4 +1,4 @@
-/* Installation of a group's carrier. */
+/* Installation of a group's carrier, the external library that moves the group's data. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -13,8 +13,8 @@ typedef struct library_identity {
     char version[112];
 } library_identity;
 
-/* Compare the libraries of all ranks. A peer's bytes need not end in NUL. All ranks compare the
- * same bytes, and so return the same error. */
+/* Check that all ranks have loaded the same library. A peer's texts may lack the final NUL. All
+ * ranks compare the same bytes, so all return the same error. */
 static dd_status
 carrier_compare_identities(const library_identity *all, int nranks, dd_error *err)
 {
@@ -49,8 +49,8 @@ agree_on_library(dd_group *group, const dd_carrier_library *library, const dd_wa
 
 /* ---- installation */
 
-/* Install the carrier even if the group has failed, because another rank may have gone on to a call
- * that did not match. This rank's next call reports the failure. */
+/* Install the carrier even if the group has failed meanwhile, for example because another rank went
+ * on to a mismatched call. This rank's next call reports that failure. */
 static dd_status
 install(dd_group *group, dd_carrier *carrier, dd_error *err)
 {
@@ -60,7 +60,7 @@ install(dd_group *group, dd_carrier *carrier, dd_error *err)
     return status;
 }
 
-/* Report the failure to the other ranks, which may be about to use the carrier. */
+/* Fail the group, to notify the other ranks, which may be about to use the carrier. */
 static void
 carrier_fail(dd_group *group, const dd_error *error)
 {

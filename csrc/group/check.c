@@ -6,10 +6,10 @@
 
 #include <string.h>
 
-/* Largest size of a quick call. Through the arena, such a call takes about a microsecond and wakes
- * no driver: other ranks mostly have this rank's data from the start, and this rank polls for their
- * data. If other ranks need more (uneven blocks, regions), they get it when this rank waits or the
- * background thread runs. */
+/* Largest size in bytes of a quick call. Through the arena, such a call takes about a microsecond
+ * and wakes no driver: its start usually publishes all that other ranks need, and then this rank
+ * polls for their data. If other ranks need more (uneven blocks, regions), this rank publishes it
+ * when it waits, or its background thread does. */
 #define QUICK_NBYTES ((size_t)4096)
 
 dd_status

@@ -17,7 +17,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
         dd_work_complete(&call->work, NULL);
     } else {
         dd_error error;
-        group_begin_record_locked(call); /* sets the start time, which the elapsed time needs */
+        group_begin_record_locked(call); /* sets start_ns, from which the elapsed time follows */
         group_describe_failure(group, &call->work, cause, &error);
         error.keeps_memory = cause->keeps_memory;
         group_record_end_locked(call, &error);
@@ -25,7 +25,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
     }
     if (is_counted) {
         dd_work_release(&call->work);
-    } /* an uncounted call was on the stack of a caller that may have returned */
+    } /* if not counted, the call was on its caller's stack: do not use it any further */
 }
 
 void

@@ -1,24 +1,24 @@
-/* A group's timers and task in the engine: deadlines of calls, and queries about late ranks. */
+/* A group's timers and task in the engine: they enforce deadlines and query late ranks. */
 #include "group/internal.h"
 
 #include "core/assert.h"
 
 #include <stdio.h>
 
-/* Time for other ranks to report their progress, after a deadline has passed. */
+/* Time that other ranks have to report their progress after a deadline has passed. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
 #define ANSWER_CHECK_NS (5 * DD_NS_PER_MS)
-/* A collective that takes longer queries the ranks that it waits for, and again whenever the
- * waiting time has doubled. Ranks on other hosts are queried for their current calls: ranks that
- * wait for each other, for example because they disagree about the root, would otherwise be silent
- * until the timeout. Ranks of this host are checked to be running: the process that would notice
- * the end of another may have been stopped. */
+/* Time after which a collective queries the ranks that it waits for; it does so again whenever the
+ * waiting time has doubled. Ranks on other hosts report their current calls: without a query, ranks
+ * that wait for each other, for example because they disagree about the root, are silent until the
+ * timeout. On this host, the query shows whether a rank still runs, because the process that would
+ * notice the end of another may itself be stopped. */
 #define QUERY_AFTER_NS (500 * DD_NS_PER_MS)
 #define QUERY_MAX_NS (60 * DD_NS_PER_S)
 
 /* ---- late ranks */
 
-/* Query all reachable ranks. True if all have answered; local ranks answer by taking the posts. */
+/* Query all reachable ranks. True if all have answered; local ranks do so by taking their posts. */
 static bool
 deadlines_query_locked(dd_group *group)
 {
@@ -39,7 +39,7 @@ deadlines_query_locked(dd_group *group)
     return has_all;
 }
 
-/* Answers of local ranks wake no thread of this rank, so a timer polls for them. */
+/* Start the timer that polls for local ranks' answers, which wake no thread of this rank. */
 static void
 start_answers_timer_locked(dd_group *group, int64_t now_ns)
 {
@@ -71,14 +71,14 @@ fail_timed_out_locked(dd_group *group)
 {
     group_end_complete_locked(group);
     if (!group->is_querying) {
-        return; /* the collective was complete, or the group has failed */
+        return; /* no longer querying: the collective is complete, or the group has failed */
     }
     for (int rank = 0; rank < group->size; rank++) {
         if (!group->members[rank].has_answered && group_is_on_board(group, rank)) {
             group_read_position_locked(group, rank);
         }
     }
-    if (group->cause.code == DD_OK) { /* else the answers have shown a disagreement */
+    if (group->cause.code == DD_OK) { /* otherwise, the answers have shown that calls differ */
         const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
         dd_cause cause = group_cause_of_lateness(group, call);
         group_fail_cause_locked(group, &cause);
@@ -107,7 +107,7 @@ fail_if_left_locked(dd_group *group)
     if (find_left_locked(group) < 0) {
         return false;
     }
-    group_end_complete_locked(group); /* the last message of the rank may have arrived */
+    group_end_complete_locked(group); /* the rank's last message may have arrived */
     int rank = group->cause.code == DD_OK ? find_left_locked(group) : -1;
     if (rank >= 0) {
         dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, rank);
@@ -116,8 +116,8 @@ fail_if_left_locked(dd_group *group)
     return true;
 }
 
-/* Return true if the first message waits for a rank that needs this core. Publish this core for
- * that rank's own check. */
+/* Return true if the first message waits for a rank that needs this core. Also publish this core's
+ * number, so that the awaited rank can do the same check. */
 static bool
 must_yield_locked(dd_group *group)
 {
@@ -147,7 +147,7 @@ deadlines_progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
-    bool is_carrying = group->ncarried > 0; /* a library wakes no thread, so poll it */
+    bool is_carrying = group->ncarried > 0; /* poll: a carrier's library wakes no thread */
     task->is_crowded = group->is_crowded || is_carrying || must_yield_locked(group);
     task->is_outnumbered = group->is_crowded || is_carrying;
     if (group->is_querying && deadlines_query_locked(group)) {
@@ -161,7 +161,7 @@ deadlines_progress(dd_task *task)
 static bool
 deadlines_fall_asleep(dd_task *task)
 {
-    /* Map regions first: a descriptor that arrived before it was wanted does not wake the
+    /* Map regions first: a descriptor that arrived before its region was wanted does not wake the
      * driver. */
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     return !map_wanted_locked(group) && group_may_nap_locked(group);
@@ -190,8 +190,8 @@ expire_message_locked(group_call *call, int64_t now_ns)
     group_cancel_message_locked(call, &cause);
 }
 
-/* End a message at its deadline. For a collective, query the other ranks first; if a query is under
- * way already, wait for its answers. */
+/* End a message at its deadline. For a collective, query the other ranks instead, unless a query is
+ * already under way, and wait for their answers. */
 static void
 deadlines_on_late(dd_timer *timer)
 {
@@ -251,7 +251,7 @@ on_query_due(dd_timer *timer)
     }
 }
 
-/* Repeat pending requests for regions. The waiting operation is polled in the next round. */
+/* Repeat pending requests for regions. The operation waiting for a region is polled next round. */
 static void
 on_region_due(dd_timer *timer)
 {
@@ -260,7 +260,7 @@ on_region_due(dd_timer *timer)
     group_start_region_timer_locked(group);
 }
 
-/* Only restart the timer, which wakes the driver; the task then polls the library. */
+/* Restart the timer. Its expiry wakes the driver, and the group's task then polls the library. */
 static void
 deadlines_on_poll(dd_timer *timer)
 {
@@ -287,7 +287,7 @@ group_start_deadline_locked(group_call *call)
     dd_group *group = call->group;
     call->late.on_due = deadlines_on_late;
     dd_engine_start_timer_locked(group->engine, &call->late, call->deadline_ns);
-    if (!dd_timer_is_set(&group->poll_timer)) { /* later calls do not postpone the poll */
+    if (!dd_timer_is_set(&group->poll_timer)) { /* a later call must not postpone the poll */
         deadlines_on_poll(&group->poll_timer);
     }
     group_update_task_locked(group);

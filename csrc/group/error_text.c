@@ -34,8 +34,8 @@ group_print_member(const dd_group *group, int rank, char out[128])
     return out;
 }
 
-/* The texts of these macros are valid in the enclosing block. MEMBER(-1), for a process outside the
- * group, is empty. */
+/* The text that one of these macros returns is valid until the end of the enclosing block.
+ * MEMBER(-1), for a process outside the group, is an empty text. */
 #define MEMBER(rank) ((rank) >= 0 ? group_print_member(group, (rank), (char[128]){""}) : "")
 #define CALL(signature) print_signature((signature), (char[128]){""})
 #define ADDR(addr) dd_addr_print((addr), (char[DD_ADDR_TEXT_MAX]){""})
@@ -166,13 +166,13 @@ append_late_call(text_line *line, const dd_group *group, const dd_cause *cause)
            (unsigned long long)cause->sequence, MEMBER(cause->origin));
 }
 
-/* Append a timeout. A late rank describes its own state: the rank that waited only knows its
- * collectives. */
+/* Append a timeout. If this rank is the late one, it describes its own state, because the rank that
+ * timed out only knows this rank's collectives. */
 static void
 append_timeout(text_line *line, const dd_group *group, const dd_cause *cause)
 {
     bool has_arrived = cause->sequence <= group->nstarted;
-    /* A rank that is inside a call is not late: it waits as well. */
+    /* A rank that is inside a call is not late, because it waits for other ranks as well. */
     bool is_late = !has_arrived && !group->is_active;
     bool is_own =
         cause->origin != group->rank && cause->other < 0 && (is_late || cause->blamed.rank == group->rank);
@@ -243,7 +243,7 @@ group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *erro
         }
         break;
     case DD_CAUSE_LEFT:
-        /* The group was closed too early on this rank. */
+        /* This rank itself closed the group too early. */
         if (blamed == group->rank && cause->origin == group->rank) {
             (void)dd_error_set(error, DD_CLOSED, "the group was closed before the operation was done");
             return;
@@ -315,7 +315,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 {
     const dd_cause *failure = &group->failure;
     *error = *cause;
-    /* Drop the name of the late call at the start of the text, because group_note_call adds it. */
+    /* Drop the late call's name from the start of the text, because group_note_call adds it. */
     if (work->sequence > 0 && failure->kind == DD_CAUSE_TIMED_OUT && failure->origin == group->rank &&
         failure->sequence == work->sequence) {
         text_line name = {.used = 0};
@@ -330,7 +330,7 @@ group_describe_failure(const dd_group *group, const dd_work *work, const dd_erro
 
 #define LOSSY_PATH "the network between them loses packets, perhaps only large ones (MTU?)"
 
-/* Append this rank's bytes that have not arrived at `rank`. Return false if no loss is known. */
+/* Append how many of this rank's bytes have not arrived at `rank`. False if no loss is known. */
 static bool
 append_own_loss_locked(text_line *line, const dd_group *group, int rank)
 {
@@ -347,7 +347,7 @@ append_own_loss_locked(text_line *line, const dd_group *group, int rank)
     return true;
 }
 
-/* Append "rank 2 (node-b, pid 77) at 10.0.0.2". Of several addresses, the one in use is unknown. */
+/* Append "rank 2 (node-b, pid 77) at 10.0.0.2"; no address if the rank has published several. */
 static void
 append_member_at(text_line *line, const dd_group *group, int rank)
 {
@@ -358,7 +358,7 @@ append_member_at(text_line *line, const dd_group *group, int rank)
     }
 }
 
-/* Append a sentence on the ranks between which packets are lost. Return false if no loss is
+/* Append a sentence that names the ranks between which packets are lost. Return false if no loss is
  * known. */
 static bool
 append_loss_locked(text_line *line, const dd_group *group, int *from, int *to)
@@ -417,7 +417,7 @@ is_late_member(const dd_group *group, int rank)
     return rank != group->rank && (!member->has_answered || member->sequence < group->nstarted);
 }
 
-/* Return false if the rank has left or exited: it may have done its part before. */
+/* Return false if the rank has left or exited: it may have done its part of the call before. */
 static bool
 is_present(const dd_group *group, int rank)
 {
@@ -436,8 +436,8 @@ must_wait_for_ended(const dd_group *group)
     return true;
 }
 
-/* Kinds of late ranks; the likeliest cause is last. A rank inside an earlier collective waits for
- * another rank itself, like the root of a broadcast whose reader is stopped. */
+/* Kinds of late ranks, likeliest cause of the delay last. A rank inside an earlier collective waits
+ * for another rank itself, like the root of a broadcast whose reader is stopped. */
 typedef enum late_kind {
     LATE_AND_WAITING,
     LATE_ELSEWHERE,
@@ -474,7 +474,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
         }
     }
     bool has_lost = append_loss_locked(&loss, group, &from, &to);
-    /* A late rank that answers is to blame; a rank that does not answer may be unreachable. */
+    /* Blame a late rank if it has answered; if it has not, the path to it may be at fault. */
     bool is_path = has_lost && (worst < 0 || kind_of_late(&group->members[worst]) != LATE_ELSEWHERE);
     dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : worst);
     cause.other = is_path ? from : -1;

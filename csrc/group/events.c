@@ -22,7 +22,7 @@ void
 group_receive_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
 {
     member_state *member = &group->members[rank];
-    if (sequence > 0 && sequence >= member->sequence) { /* 0: a message of the group's creation */
+    if (sequence > 0 && sequence >= member->sequence) { /* 0: a message from the group's creation */
         member->sequence = sequence;
         member->signature = *signature;
         member->has_signature = true;
@@ -42,7 +42,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 static void
 events_on_abort(void *ctx, int rank, const dd_cause *cause)
 {
-    (void)rank; /* unused: a rank that forwarded the cause receives it again */
+    (void)rank; /* unused: even the rank that forwarded the cause gets it back */
     dd_group *group = ctx;
     dd_error own_error;
     bool is_own = cause->kind == DD_CAUSE_LOST && cause->blamed.rank == group->rank &&
@@ -54,8 +54,8 @@ events_on_abort(void *ctx, int rank, const dd_cause *cause)
     }
 }
 
-/* Return true if `rank`, which cannot be reached, was dialled only for a query. No call waits for
- * this rank, so it may have done its part and exited; ranks without a link get no goodbye. */
+/* Return true if `rank` was dialled only for a query and cannot be reached. No call waits for this
+ * rank, so it may have done its part and exited: a rank without a link sends no goodbye. */
 static bool
 was_only_queried_locked(const dd_group *group, int rank)
 {
@@ -89,7 +89,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
         group->members[rank].is_absent = true;
         return;
     }
-    if (dd_error_is_local(error)) { /* the failure is on this rank; the other may be healthy */
+    if (dd_error_is_local(error)) { /* this rank has failed; the other one may be healthy */
         char rank_name[128];
         char own_text[128];
         dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
@@ -199,7 +199,7 @@ static void
 on_bell(void *ctx)
 {
     dd_group *group = ctx;
-    bool is_open = group->context != NULL; /* a bell may ring while dd_group_close waits for its context */
+    bool is_open = group->context != NULL; /* while dd_group_close waits, bells may still ring */
     if (is_open && group->arena != NULL && dd_arena_is_rung(group->arena)) {
         group_note_loss_locked(group);
     }
@@ -218,7 +218,7 @@ on_bell(void *ctx)
     }
 }
 
-/* Fail the group if descriptors cannot be sent, because the requesters would retry for ever. */
+/* Fail the group if it cannot send descriptors: ranks that request them would retry forever. */
 static void
 fail_if_fd_send_broken_locked(dd_group *group)
 {

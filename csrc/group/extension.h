@@ -18,13 +18,13 @@ struct dd_group_extension {
     void (*on_end)(dd_group_extension *extension, const dd_error *cause);
     /* Called without the lock, after the last reference to the group was dropped. */
     void (*destroy)(dd_group_extension *extension);
-    /* dd_group_set_extension_locked sets these three fields; borrowed. */
+    /* The next three fields are set by dd_group_set_extension_locked, and borrowed. */
     dd_context *context;   /* valid until on_end */
     dd_peer *const *peers; /* [size]: the peer of each rank */
     bool is_crowded;       /* more ranks on this host than cores */
-    /* The extension sets these, and then calls dd_group_update_extension_locked. ncalls: calls
-     * under way, which a closing group awaits and then ends. nunawaited: messages that no caller
-     * waits for. */
+    /* Counts that the extension sets; it must then call dd_group_update_extension_locked. ncalls:
+     * calls under way; a closing group waits for them, and then ends them. nunawaited: messages for
+     * which no caller waits. */
     size_t ncalls;
     size_t nunawaited;
 };
@@ -38,7 +38,7 @@ bool dd_group_has_left_locked(const dd_group *group, int rank);
 const dd_error *dd_group_cause_locked(const dd_group *group);
 /* Return DD_OK if a call may begin, else the reason. May release the lock temporarily. */
 dd_status dd_group_check_usable_locked(dd_group *group, const char *label, dd_error *err) DD_MUST_CHECK;
-/* Fail the group with this cause, and all its calls under way, here and on the other ranks. */
+/* Fail the group with this cause. All calls under way end, on this rank and on the other ranks. */
 void dd_group_fail_locked(dd_group *group, const dd_error *cause);
 
 /* Set the error "rank 2 (node-b, pid 77) <what>", and blame that rank. Needs no lock. */
@@ -47,14 +47,14 @@ dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, 
 
 /* ---- memory (regions.c) */
 
-/* Allocate a pad: a region for words that ranks wait for. A rank may still read a pad whose owner
- * has released it, so its memory is reused only for other pads. Call without the lock. */
+/* Allocate a pad: a region for words that ranks wait for. The memory of a released pad is reused
+ * only for other pads, because a rank may still read it. Call without the lock. */
 dd_status dd_group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
 dd_group *dd_region_group(const dd_region *region);
-uint32_t dd_region_id(const dd_region *region); /* by which other ranks identify the region */
-/* Map a region of another rank; the mapping stays until the group is destroyed. memory->data is
- * NULL if the rank is on another host, or while the region has not arrived. DD_PROTOCOL if the
- * received descriptor is not a region. */
+uint32_t dd_region_id(const dd_region *region); /* id by which other ranks request the region */
+/* Map a region of another rank until the group is destroyed. memory->data is NULL if the rank is on
+ * another host, or while the region's descriptor has not arrived. DD_PROTOCOL if the received
+ * descriptor is not one of a region. */
 dd_status dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *memory,
                                      dd_error *err) DD_MUST_CHECK;
 /* Return true if this rank can map regions of `rank`. Needs no lock. */

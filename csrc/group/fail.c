@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Call before any call ends, because the call's owner may then reuse the memory immediately. */
+/* Stop the arena. Call before any call ends: the owner of an ended call may reuse its memory. */
 static void
 stop_arena_locked(dd_group *group)
 {
@@ -45,10 +45,10 @@ fail_rest_locked(dd_group *group, const dd_cause *cause)
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
-    /* A rank lost during creation may have exited because of another rank, and posted that
-     * reason. */
+    /* Do not report a rank lost during creation yet: it may have exited because of another rank,
+     * and posted that reason. */
     bool is_sure = group->is_set_up || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
-    /* Report the failure before any call ends here, because the process may exit then. */
+    /* Report the failure before any call of this rank ends, because the process may then exit. */
     if (is_sure && group->context != NULL && group->size > 1) {
         group_report_failure_locked(group, cause->origin, cause);
     }
@@ -112,7 +112,7 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause)
         group->has_own_failure = group->has_own_failure || cause->origin == group->rank;
         return;
     }
-    dd_cause found; /* ignored, because it is later than `cause` */
+    dd_cause found; /* ignored: the first failure is `cause` */
     end_complete_locked(group, &found);
     fail_rest_locked(group, cause);
 }

@@ -1,4 +1,4 @@
-/* Life cycle of a group, and simple queries. open.c and split.c make groups that can work. */
+/* Life cycle of a group, and simple queries. Usable groups are created by open.c and split.c. */
 #include "group/internal.h"
 
 #include "core/fork.h"
@@ -100,7 +100,7 @@ has_calls_locked(const dd_group *group)
            (group->extension != NULL && group->extension->ncalls > 0);
 }
 
-/* Fail the group if calls are left: other ranks may wait for this one, which is about to leave. */
+/* Fail the group if calls are under way: other ranks may wait for this rank, which now leaves. */
 static void
 fail_leftovers_locked(dd_group *group)
 {
@@ -168,7 +168,7 @@ dd_group_release(dd_group *group)
         dd_status ignored = dd_group_close(group, &at_once, NULL); /* fails the works under way */
         (void)ignored;
     } else if (dd_engine_is_torn(group->engine)) {
-        return; /* leak the group: another thread held the lock at the fork */
+        return; /* leak the group: another thread held its lock at the fork */
     }
     group_destroy(group);
 }
@@ -177,9 +177,9 @@ void
 dd_region_release(dd_region *region)
 {
     if (region != NULL) {
-        dd_group *group = dd_region_group(region); /* read before the region can be reused */
+        dd_group *group = dd_region_group(region); /* first, because the region may be reused */
         if (group_release_region(region)) {
-            dd_group_release(group); /* the last reference frees the regions */
+            dd_group_release(group); /* the group's last reference frees the regions */
         }
     }
 }
@@ -234,7 +234,7 @@ dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
         dd_engine_lock(group->engine);
         info->transport = dd_peer_transport_locked(group->peers[rank]);
         if (info->transport[0] == '\0' && group_is_on_board(group, rank)) {
-            info->transport = "shared memory"; /* a message to that rank would use it */
+            info->transport = "shared memory"; /* the path that a message to that rank would take */
         }
         dd_engine_unlock(group->engine);
     }
@@ -244,7 +244,7 @@ uint64_t
 dd_group_sequence(dd_group *group)
 {
     if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
-        return group->nposted; /* the lock may be in any state; a forked child has one thread */
+        return group->nposted; /* no lock: its state is unknown; a forked child has one thread */
     }
     dd_engine_lock(group->engine);
     uint64_t sequence = group->nposted;

@@ -22,12 +22,12 @@ typedef struct dd_group dd_group;
 #define DD_GROUP_DEFAULT_TIMEOUT_NS (1800 * DD_NS_PER_S)
 
 typedef struct dd_group_options {
-    /* For error messages, and a prefix of the group's keys in the store: groups that share a store
+    /* Name in error messages and prefix of the group's keys in the store: groups that share a store
      * must have different names. */
     dd_bytes name;
-    int64_t timeout_ns; /* for operations without a timeout of their own */
+    int64_t timeout_ns; /* timeout of operations that have none of their own */
     dd_selection selection;
-    size_t large_segment_nbytes; /* 0 to use the selection's */
+    size_t large_segment_nbytes; /* maximum size of a large collective's messages; 0: choose */
 } dd_group_options;
 
 /* Open a group: meet the other ranks in the store until the deadline. DD_OP_TIMED_OUT names the
@@ -35,8 +35,8 @@ typedef struct dd_group_options {
  * process that detects it gets DD_INVALID_ARGUMENT. If the meeting cannot succeed, all joined ranks
  * fail: DD_MISMATCH (another size), DD_PEER_LOST (a joined rank has died), DD_ABORTED (a rank was
  * interrupted or cannot go on). A name may be reused after all ranks have closed or abandoned the
- * old group. A process that joins as two ranks needs two engines: if `engine` is in the group
- * already, another is opened. With size 1 there is no meeting, and store may be NULL. */
+ * old group. A process that joins as two ranks needs two engines: if `engine` already has a rank of
+ * the group, another is opened. With size 1 there is no meeting, and store may be NULL. */
 dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
                         const dd_group_options *options, dd_group **group, const dd_wait *wait,
                         dd_error *err) DD_MUST_CHECK;
@@ -50,29 +50,29 @@ dd_status dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_
                          dd_error *err) DD_MUST_CHECK;
 
 dd_group *dd_group_acquire(dd_group *group);
-/* Drop a reference. The last one closes the group without waiting for others. NULL is allowed. */
+/* Drop a reference. The last release closes the group without waiting for ranks. May be NULL. */
 void dd_group_release(dd_group *group);
 
-/* Close the group: wait for works under way until the deadline, send goodbyes, release resources.
- * Later calls return DD_CLOSED. Idempotent; may be called from any thread. */
+/* Close the group: wait for works under way until the deadline, send goodbyes to the members, and
+ * release resources. Later calls return DD_CLOSED. Idempotent; may be called from any thread. */
 dd_status dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* End all works with DD_ABORTED and send the reason to the members. Idempotent (the first reason is
  * kept); may be called from any thread. */
 void dd_group_abort(dd_group *group, const char *reason);
 /* Like dd_group_abort, but dd_group_split can still make groups of the members afterwards. If the
- * group has failed before, that cause is kept, and the other ranks are not notified. */
+ * group has failed before, its cause is kept, and the other ranks are not notified. */
 void dd_group_revoke(dd_group *group, const char *reason);
 
 /* Collective. Wait for the collectives under way, and return the group's working memory to the
- * system. When this call returns, all ranks have returned their memory. Until dd_group_resume,
- * calls fail with DD_INVALID_ARGUMENT, except those that end the group. No effect if the group is
- * suspended already. If one rank cannot suspend the group, none does, and all get an error. Arrays
- * in use keep their contents. */
+ * system. When this call returns, all ranks have done so. Until dd_group_resume, calls fail with
+ * DD_INVALID_ARGUMENT, except those that end the group. No effect if the group is suspended
+ * already. If one rank cannot suspend the group, none does, and all get an error. Arrays in use
+ * keep their contents. */
 dd_status dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* End the suspension. All ranks must call this; it does not wait. No effect if not suspended. */
+/* End the suspension. All ranks must call this, and none waits. No effect if not suspended. */
 dd_status dd_group_resume(dd_group *group, dd_error *err) DD_MUST_CHECK;
-/* Shared memory that this rank of the group accounts for, in bytes. */
+/* Shared memory of the group that is accounted to this rank, in bytes. */
 typedef struct dd_group_memory {
     size_t suspend;   /* upper bound of the bytes that a suspension returns to the system */
     size_t suspended; /* bytes that the current suspension has returned */
@@ -81,7 +81,7 @@ typedef struct dd_group_memory {
 void dd_group_get_memory(dd_group *group, dd_group_memory *memory);
 
 /* Let `library` move the data of the calls that it supports. Collective; call before the group is
- * used. If it fails on one rank, the group has failed. Groups split off from it have no carrier. */
+ * used. A failure on one rank fails the group. Groups split off from it have no carrier. */
 dd_status dd_group_set_carrier(dd_group *group, dd_carrier_library *library, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
 dd_carrier_library *dd_group_carrier(const dd_group *group); /* NULL if there is none */
@@ -103,7 +103,7 @@ typedef struct dd_member_info {
 } dd_member_info;
 void dd_group_get_member(dd_group *group, int rank, dd_member_info *info);
 uint64_t dd_group_sequence(dd_group *group); /* number of collectives called by this rank */
-/* Return DD_OK, or the error that every call gets. */
+/* Return DD_OK if calls may begin, else the error that every call gets. */
 dd_status dd_group_check(dd_group *group, dd_error *err) DD_MUST_CHECK;
 
 /* Record calls from now on, and raise an alarm if the group fails or has failed. Takes a reference
@@ -123,7 +123,7 @@ dd_recorder_group *dd_group_recorder_group(dd_group *group); /* borrowed; NULL i
  *     DD_ABORTED        names the rank that aborted and its reason */
 
 typedef struct dd_call_options {
-    int64_t timeout_ns; /* < 0 to use the group's */
+    int64_t timeout_ns; /* timeout in ns; < 0 for the group's timeout */
     /* For a message: true if its elements have type `dtype`. If the dtypes of sender and receiver
      * differ, both get DD_MISMATCH, except a sender whose message has left already; a carrier does
      * not compare dtypes. An untyped message is bytes, which match every dtype. */
@@ -157,8 +157,8 @@ dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const d
 /* A message to or from a rank, which may be this one. */
 typedef struct dd_p2p {
     bool is_send;
-    int rank;     /* a receive may pass DD_ANY_RANK */
-    uint64_t tag; /* any number */
+    int rank;     /* rank of the other side; DD_ANY_RANK in a receive is any sender */
+    uint64_t tag; /* any number, equal on both sides */
     dd_block block;
     uint32_t channel; /* must be 0; the group uses other channels internally */
 } dd_p2p;
@@ -167,19 +167,19 @@ dd_status dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options
                        dd_error *err) DD_MUST_CHECK;
 /* Send or receive a message and wait for its end, with the call's own timeout, without allocating.
  * A small message through shared memory needs no system call if the other side is ready. *source is
- * set to the sender. An interrupt aborts the group, because the memory is the caller's again. */
+ * set to the sender. An interrupt aborts the group, because the caller may reuse the memory. */
 dd_status dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
                                 int *source, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* A barrier in which rank 0 waits for each other rank and then releases them. Rank 0's error names
- * the first missing rank, or all with is_all; other ranks receive this error. Synchronous. */
+ * the first missing rank, or all if is_all; the other ranks get the same error. Synchronous. */
 dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
                                      dd_error *err) DD_MUST_CHECK;
 
 /* Wait for a work of this group by driving the engine (dd_engine_kick makes the background thread
- * drive it). Calls wait->on_block unless the work has ended in success. If `wait` ends first, return
- * DD_OP_TIMED_OUT or DD_INTERRUPTED and leave the operation under way; abort the group if no thread
- * will wait for it again. Otherwise return the work's result. */
+ * drive the engine). Calls wait->on_block unless the work has ended in success. If `wait` ends
+ * first, return DD_OP_TIMED_OUT or DD_INTERRUPTED and leave the operation under way; abort the
+ * group if no thread will wait for it again. Otherwise return the work's result. */
 dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Start a collective and wait for its end, with the call's own timeout, without allocating. An
@@ -198,24 +198,24 @@ dd_status dd_group_exchange(dd_group *group, const void *own, size_t nbytes, voi
 /* A collective that is checked once and started any number of times, each time in its turn among
  * the group's collectives. Blocks, signature and record are prepared when it is made. Other ranks
  * may make the same call in the ordinary way. The blocks' memory must stay valid until the call is
- * released, and the group must while any of these functions runs. Any thread may use the call, but
- * only one thread at a time may start it. If a thread waits while another one starts the call
- * again, it may wait for both starts. */
+ * released, and the group must stay valid while any of these functions runs. Any thread may use the
+ * call, but only one thread at a time may start it. If a thread waits while another one starts the
+ * call again, it may wait for both starts. */
 typedef struct dd_prepared_call dd_prepared_call;
 
 /* Make a prepared call, with the checks of dd_group_collective; sends nothing. The timeout applies
- * to each start. The record is copied, and each start is recorded like it. on_done is ignored.
- * Holds a reference to the group. */
+ * to each start. The record is copied, and used for each start. on_done is ignored. Holds a
+ * reference to the group. */
 dd_status dd_group_prepare_call(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                                 dd_prepared_call **call, dd_error *err) DD_MUST_CHECK;
-/* Release the call; NULL is allowed. Do not use it again; references to its work stay valid. Return
- * false if it is not under way. If it is, return true and let it run to its end; on_done is then
- * called once, like a work's (work.h), because the blocks are no longer needed. */
+/* Release the call; NULL is allowed. It must not be used again; references to its work stay valid.
+ * Return false if the call is not under way. Otherwise return true: the call runs to its end, and
+ * then on_done is called once, as in work.h, because the blocks are no longer needed. */
 bool dd_prepared_destroy(dd_prepared_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx);
-/* Return the work of the last start; before the first start, it is done. Borrowed. */
+/* Return the work of the last start; before the first start, a work that is done. Borrowed. */
 dd_work *dd_prepared_work(dd_prepared_call *call);
 
-/* Get the arguments of each start, with the call's own blocks, and its timeout_ns. */
+/* Get the call's timeout_ns, and the arguments of each start, with the call's own blocks. */
 void dd_prepared_describe(const dd_prepared_call *call, dd_coll_args *args, int64_t *timeout_ns);
 
 /* Start calls of one group in this order. If one of them cannot be started (DD_INVALID_ARGUMENT if
@@ -234,19 +234,19 @@ bool dd_prepared_poll(dd_prepared_call *call);
 /* ---- memory shared by the ranks of this host */
 
 /* Zeroed memory that this rank owns and the other ranks of its host can map: collectives on it need
- * no copies. It may be used for anything, and may outlive the caller's reference to the group. */
+ * no copies. May be used for anything, and may outlive the caller's reference to the group. */
 typedef struct dd_region dd_region;
 dd_status dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
 void *dd_region_data(const dd_region *region);
 size_t dd_region_nbytes(const dd_region *region);
-/* Turn memory of another owner into a region, in place. `at` must be a shared mapping of `fd` and
- * begin with a page; no thread may write to it during the call. Afterwards `at` and the region's
- * own address are the same memory, with its contents, and `fd` is a descriptor of this memory: the
+/* Turn memory of another owner into a region, in place. `at` must be a shared mapping of `fd`,
+ * aligned to pages; no thread may write to it during the call. Afterwards `at` and the region's own
+ * address are the same memory, with its contents, and `fd` is a descriptor of this memory: the
  * owner of the mapping unmaps `at` and closes `fd` as usual. On failure the memory is unchanged. */
 dd_status dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **region,
                          dd_error *err) DD_MUST_CHECK;
-/* Call once the adopted mapping is unmapped. The region then returns its memory to the system when
- * it is released, and may adopt again; otherwise, the group keeps the memory. */
+/* Record that the adopted mapping has been unmapped; must be called after it was. When the region
+ * is released, its memory then returns to the system; otherwise, the group keeps the memory. */
 void dd_region_note_unmapped(dd_region *region);
 /* Return this rank's region that contains all of these bytes, or NULL if there is none or this is a
  * forked child. Borrowed: valid while a reference to the region is held. */

@@ -9,45 +9,45 @@
 #include "meet/meeting.h"
 #include "transport/context.h"
 
-#define SIGNATURES_MAX 16 /* signatures of started collectives, to check late messages */
+#define SIGNATURES_MAX 16 /* number of started collectives whose signatures are kept */
 
 /* The known state of a rank, from its messages and its answers to queries. */
 typedef struct member_state {
     uint64_t sequence; /* last collective that the rank is known to have started */
     dd_signature signature;
-    bool is_inside;     /* as of its last answer: the rank is inside that collective */
-    bool has_signature; /* `signature` is known */
+    bool is_inside;     /* the rank was inside that collective at its last answer */
+    bool has_signature; /* `signature` is set */
     bool has_left;      /* the rank has left the group */
     bool has_voted;     /* during creation: the rank's vote for this rank has arrived */
     bool is_queried;
     bool has_answered;
-    bool is_absent; /* no process answered when this rank dialled it for a query */
-    /* As of its last answer: bytes sent to rank lost_to that the network has lost; 0 for none. */
+    bool is_absent; /* the rank was dialled for a query, and its process did not answer */
+    /* From the rank's last answer: bytes sent to rank lost_to that the network lost; 0 if none. */
     uint64_t lost_nbytes;
     int lost_to;
 } member_state;
 
-#define GROUP_INLINE_BLOCKS 8 /* number of blocks that fit into the call itself */
+#define GROUP_INLINE_BLOCKS 8 /* number of blocks that are stored in the call itself */
 
 /* A call under way, which is a collective or a message. The call is on the stack of a waiting
  * caller, or in the group's pool. A prepared call is in the pool and keeps its form. */
 typedef struct dd_prepared_call group_call;
 struct dd_prepared_call {
-    dd_work work; /* must be first: a work of a group is one of these */
-    dd_list link; /* in group->collectives or group->messages */
+    dd_work work; /* must be first: a work of a group is cast to its call */
+    dd_list link; /* entry in group->collectives or group->messages */
     dd_group *group;
-    int64_t timeout_ns;  /* < 0 to use the group's */
-    int64_t limit_ns;    /* latest deadline_ns that the caller allows */
+    int64_t timeout_ns;  /* timeout in ns; < 0 for the group's timeout */
+    int64_t limit_ns;    /* upper limit of deadline_ns, from the caller */
     int64_t deadline_ns; /* set by group_begin_record_locked; DD_NEVER_NS before */
     dd_timer late;       /* timer of the deadline; set by group_watch_locked */
-    /* At most one of form and record_args is set; group_begin_record_locked records it. */
+    /* Data for group_begin_record_locked to record: at most one of form and record_args is set. */
     const dd_record_form *form;
     dd_record_call *record_args; /* borrowed from the caller */
     uint32_t stack;              /* call site that is recorded with `form` */
     uint64_t record;
-    bool has_recorded_start; /* the record begins as started: no earlier call was pending */
+    bool has_recorded_start; /* recorded as started at first: no earlier call was pending */
     bool needs_record;       /* group_begin_record_locked has not run yet */
-    bool is_quick;           /* takes about 1 us once all ranks have called it; needs no driver */
+    bool is_quick;           /* takes about 1 us once all ranks have called; needs no driver */
     bool is_message;
     bool is_send;           /* only for messages */
     bool is_carried;        /* only for messages: the carrier's library has the message */
@@ -59,10 +59,10 @@ struct dd_prepared_call {
     dd_carried_message carried_message; /* only for messages that a carrier moves */
     dd_carried carried;
     dd_coll_form *prepared_form; /* owned; NULL unless this is a prepared call */
-    bool is_checked;             /* check_all_locked has seen it (guarded by the engine's lock) */
+    bool is_checked;             /* check_all_locked has visited it; guarded by the engine's lock */
     /* The fields from here on are set only for calls of the pool. */
     struct call_pool *pool;
-    dd_block *blocks; /* `inline_blocks`, or an owned array */
+    dd_block *blocks; /* array: `inline_blocks`, or an owned one */
     dd_block inline_blocks[GROUP_INLINE_BLOCKS];
 };
 
@@ -84,11 +84,11 @@ struct dd_group {
     dd_topology topology;
     dd_context *context; /* owned; NULL once closed */
     dd_arena *arena;     /* owned; NULL if there is none */
-    /* Descriptor of the arena during the group's creation: the creator's, to pass on request; on
-     * other ranks, the received one. -1 if there is none yet, DD_FD_DENIED if there will be
+    /* Descriptor of the arena, during the group's creation: on the creator, passed to ranks that
+     * request it; on other ranks, received. -1 if there is none yet, DD_FD_DENIED if there will be
      * none. */
     int arena_fd;
-    int64_t arena_request_ns; /* next time to request the arena */
+    int64_t arena_request_ns; /* time of the next request for the arena */
     dd_run *run;              /* owned; NULL once closed */
     struct call_pool *pool;   /* owned; shared with the works in use */
     dd_selection selection;
@@ -98,14 +98,14 @@ struct dd_group {
     atomic_int_fast64_t timeout_ns; /* relaxed, because it is only a setting */
 
     /* The fields from here on are guarded by the engine's lock. */
-    dd_task task;        /* queries, regions, carried messages; in the engine during calls */
+    dd_task task;        /* in the engine during calls: queries, regions, carried messages */
     bool is_starting;    /* start_next_locked is running: do not enter it again */
     dd_list collectives; /* in the order of the calls; if is_active, the first is under way */
     bool is_active;
     dd_list messages;         /* the messages under way */
     int ncarried;             /* number of messages that the carrier's library has */
     uint64_t ncarried_posted; /* number of messages handed to the carrier so far */
-    int64_t awake_until_ns;   /* for the carrier's messages: argument of dd_run_may_nap */
+    int64_t awake_until_ns;   /* argument of dd_run_may_nap, for the carrier's messages */
     uint64_t nposted;         /* number of collectives called on this rank */
     uint64_t nstarted;        /* number of collectives started on this rank */
     /* Signatures of the last started collectives; the index is sequence % SIGNATURES_MAX. */
@@ -113,35 +113,35 @@ struct dd_group {
     dd_error cause; /* DD_OK, or the reason why every call fails */
     dd_cause *
         found; /* not NULL while group_end_complete_locked runs: the first failure that it finds goes there */
-    bool has_own_failure; /* this rank reports `found` first: no more collectives start */
+    bool has_own_failure; /* this rank is the first to report `found`: start no more collectives */
     dd_cause failure;     /* `cause` as a record; kind 0 if the group has not failed */
     bool is_set_up;       /* setup has ended on this rank; other ranks may not have finished */
     bool is_closing;
     bool is_suspended;
     bool is_suspending;
-    pthread_t suspender; /* if is_suspending: the only thread that may call */
+    pthread_t suspender; /* while is_suspending, the only thread that may use the group */
     bool is_revoked;     /* some rank has revoked the group, perhaps after a failure */
     bool is_querying;    /* a deadline has passed, and the other ranks have been queried */
     int64_t query_until_ns;
     /* The timers are set only while calls are under way. */
-    dd_timer answers;      /* deadline for answers to queries */
-    dd_timer query_timer;  /* next progress query of the collective under way */
-    dd_timer region_timer; /* next request of a region */
+    dd_timer answers;      /* wakes the driver to check for answers to queries */
+    dd_timer query_timer;  /* runs at the next progress query of the collective under way */
+    dd_timer region_timer; /* runs at the next request for a region */
     dd_timer poll_timer;   /* polls messages in the carrier's library, which wakes no thread */
     member_state *members; /* [size]: the state of each rank */
     int nleft;
     atomic_bool is_idle;               /* no call is under way; stored with release */
     uint32_t nregions;                 /* number of region ids allocated */
-    dd_list regions;                   /* dd_region of this rank, in use or kept for reuse */
+    dd_list regions;                   /* this rank's dd_regions, in use or kept for reuse */
     atomic_size_t unused_nbytes;       /* bytes of pages in unused arrays */
-    dd_list foreign;                   /* regions of other ranks: see regions.c */
+    dd_list foreign;                   /* foreign_region entries: regions of other ranks */
     int nwanted;                       /* foreign regions that are not mapped yet */
     uint64_t nmonitored;               /* number of calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL if recording is off */
     dd_group_extension *extension;     /* owned; NULL if there is none */
-    /* Splits that this rank has refused, for their arguments; other ranks may have counted them. */
+    /* Number of splits that this rank refused for their arguments; other ranks may count them. */
     unsigned nsplits_refused;
-    /* Array of split_count: the number of splits of each set of ranks. */
+    /* Array of split_count: for each set of ranks, the number of its splits. */
     dd_blob splits;
 };
 
@@ -149,7 +149,7 @@ struct dd_group {
 
 typedef struct group_meeting {
     dd_meeting_end end;
-    /* Address records that replace the ones in `end`, of processes that have several ranks. */
+    /* Address records that replace some in `end`: of ranks in the process of a lower rank. */
     dd_blob_list replaced_endpoints;
     dd_engine *engine; /* owned; the given engine, or a new one */
 } group_meeting;
@@ -159,8 +159,8 @@ dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_
                      group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void group_meeting_fini(group_meeting *meeting);
 
-/* The place in the store where a rank posts that it cannot continue after the meeting
- * (dd_meeting_post), since it may have no working link to the ranks that wait for it. */
+/* Keys in the store under which a rank posts why it cannot continue after the meeting
+ * (dd_meeting_post), because it may have no working link to the ranks that wait for it. */
 typedef struct group_bulletin {
     dd_store *store;
     dd_bytes name;
@@ -181,8 +181,8 @@ typedef struct group_params {
 
 /* Additional inputs to the creation of a group. */
 typedef struct group_setup {
-    dd_group *parent;         /* for a split, else NULL; if the parent fails, the creation does */
-    const int *parent_ranks;  /* [size]: the new ranks, as ranks of the parent */
+    dd_group *parent;         /* parent of a split, else NULL; if it fails, so does the creation */
+    const int *parent_ranks;  /* [size]: the new group's ranks, as ranks of the parent */
     group_bulletin *bulletin; /* NULL if there is no store */
 } group_setup;
 
@@ -200,12 +200,12 @@ dd_status group_set_up_arena(dd_group *group, const group_setup *setup, const dd
 
 /* ---- group.c */
 
-/* Create a group with all that needs no other rank. The caller must fill in group->peers. */
+/* Create a group, except the parts that need other ranks. The caller must fill in group->peers. */
 dd_status group_create(dd_engine *engine, uint64_t id, const group_params *params, dd_group **group,
                        dd_error *err) DD_MUST_CHECK;
-void group_destroy(dd_group *group); /* must be closed or incomplete; NULL is allowed */
+void group_destroy(dd_group *group); /* the group must be closed or incomplete; NULL is allowed */
 
-/* Print a group for an error: group "dp" (rank 3 of 8). */
+/* Format of a group in errors: group "dp" (rank 3 of 8). */
 #define GROUP_FORMAT "group \"%.*s\" (rank %d of %d)"
 #define GROUP_ARGS(group) \
     (int)(group)->name.len, (const char *)(group)->name.data, (group)->rank, (group)->size
@@ -235,14 +235,14 @@ void group_call_destroy(group_call *call); /* free what the call owns; return it
 dd_status group_create_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                                   group_call **call, dd_error *err) DD_MUST_CHECK;
 /* Start calls of one group in this order, all or none. Pass `is_patient` only with a single call
- * that the caller waits for next. A call of the pool has one more reference until it has ended. */
+ * that the caller waits for next. A start holds a reference to a call of the pool until the end. */
 dd_status group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
 #define GROUP_MONITOR_CHANNEL 1 /* channel of monitored_barrier's messages */
 
 /* ---- queue.c: calls under way */
 
-/* Queue the call; start it if it is next. A quick call is recorded after its data is sent. */
+/* Queue the call; start it if it is the first. A quick call is recorded after its data is sent. */
 void group_post_locked(group_call *call);
 /* Poll for the call's end for 1 or 2 us. If other threads are blocked, pass is_hasty to poll for
  * less than 1 us. */
@@ -252,8 +252,8 @@ void group_watch_locked(group_call *call);
 
 /* ---- complete.c: ends of calls */
 
-/* Remove the call from its list and complete its work. `cause` is NULL on success. The call may be
- * freed by this. */
+/* Remove the call from its list and complete its work, which may free the call. `cause` is NULL on
+ * success. */
 void group_complete_locked(group_call *call, const dd_error *cause);
 /* Complete the call with the group's cause. keeps_memory: the call's memory may still be in use. */
 void group_complete_by_cause_locked(group_call *call, bool keeps_memory);
@@ -267,7 +267,7 @@ void group_update_task_locked(dd_group *group); /* keeps the task in the engine 
 bool group_post_carried_locked(group_call *call);
 bool group_poll_carried_locked(dd_group *group); /* true if a message has ended */
 void group_poll_carried_call_locked(group_call *call, int npolls);
-bool group_may_nap_locked(dd_group *group); /* false if messages in the library need polling */
+bool group_may_nap_locked(dd_group *group); /* false if the carrier's messages need polling */
 /* End a message with `cause`, in the carrier or the context. */
 void group_cancel_message_locked(group_call *call, const dd_error *cause);
 
@@ -281,11 +281,11 @@ void group_schedule_query_locked(dd_group *group, int64_t since_ns);
 
 /* ---- events.c */
 
-extern const dd_context_handler group_context_handler; /* `ctx` must be set by the user */
+extern const dd_context_handler group_context_handler; /* a template: copy it and set `ctx` */
 void group_receive_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
 /* Read a local rank's progress from its board. This works even if the rank is stopped. */
 void group_read_position_locked(dd_group *group, int rank);
-/* Read a local rank's answer from its board. Call once the rank has taken posts after a bell. */
+/* Read a local rank's answer from its board. Call after the rank has taken its posts. */
 void group_read_answer_locked(dd_group *group, int rank);
 
 /* ---- vote.c: waiting during a group's creation */
@@ -293,23 +293,23 @@ void group_read_answer_locked(dd_group *group, int rank);
 /* Like dd_group_await, but also fail if a rank that takes part in the creation will not vote. */
 dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_ready)(void *ctx),
                              void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Exchange votes: set votes[h] to 1 if all ranks of host h have passed own = true, else to 0. */
+/* Exchange votes: set votes[h] to 1 if all ranks of host h passed own_vote = true, else to 0. */
 dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own_vote, uint8_t *votes,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- board.c: communication within a host without a link */
 
-/* Report the failure to all ranks except `except`, where it began: on the board to local ranks, by
- * links to others. During creation, local ranks may have no board, so links also reach them. */
+/* Report the failure to all ranks except `except`, where it began: by the board to local ranks, by
+ * links to others. During creation, when there may be no board, links also reach local ranks. */
 void group_report_failure_locked(dd_group *group, int except, const dd_cause *cause);
 void group_post_leaving_locked(dd_group *group);  /* call after the context has sent its goodbyes */
 void group_post_position_locked(dd_group *group); /* publish this rank's progress on the board */
-/* Publish bytes that the network loses, for ranks that ring this rank's bell after a timeout. */
+/* Publish bytes that the network has lost, for ranks that ring this rank's bell after a timeout. */
 void group_note_loss_locked(dd_group *group);
-bool group_is_on_board(const dd_group *group, int rank); /* true if the board shows its progress */
-/* Ring the bell of each local rank that is due one. If the rank takes the posts, it is running. */
+bool group_is_on_board(const dd_group *group, int rank); /* true if a board shows its progress */
+/* Ring the bell of each local rank that is due one. A rank that then takes the posts runs. */
 void group_ring_others_locked(dd_group *group);
-#define GROUP_ARENA_FD_KEY 0 /* key of the arena's descriptor; regions have keys from 1 */
+#define GROUP_ARENA_FD_KEY 0 /* key of the arena's descriptor; keys of regions start at 1 */
 
 /* ---- error_text.c: causes and their messages; see also dd_group_error_about */
 
@@ -324,20 +324,20 @@ dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
 /* Make the error text of a cause, as this rank sees it. */
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
-/* Prepend the call to the error's message (all_reduce #41 on group "dp" (rank 3 of 8): ...), and
- * store it in the error. Pass sequence 0 if the call has no number. err may be NULL. */
+/* Prepend the call to the error's message, as in: all_reduce #41 on group "dp" (rank 3 of 8): ...
+ * Also store the call in the error. Pass sequence 0 if the call has no number. err may be NULL. */
 void group_note_call(const dd_group *group, const char *label, uint64_t sequence, int64_t elapsed_ns,
                      dd_error *err);
 /* Make the error of a failed operation from the cause of its failure. */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
 void group_append(dd_error *error, const char *text); /* append "; <text>"; the blamed rank stays */
-/* Return the signature of a started collective, or NULL if it is not started or too old. */
+/* Return a started collective's signature, or NULL if it is not started or no longer kept. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
 /* Append a sentence about ranks whose packets the network loses. Return the rank at the other end
  * of the lossy path, as seen from this rank, or -1 if no loss is known. */
 int group_add_loss_locked(const dd_group *group, dd_error *error);
-/* Append the progress of a message that has timed out: bytes received, or lost on the network. */
+/* Append how far a timed-out message got: bytes received, or bytes lost on the network. */
 void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
 
 /* ---- fail.c: failure of a group */
@@ -368,11 +368,11 @@ void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 
 /* ---- record.c: entries of the flight recorder */
 
-/* Give an accepted call its start time, deadline and record, once per start. This may be deferred
- * until other ranks have the data that they need from this rank, so that they do not wait for the
- * recorder; all other functions that record the call do this first. */
+/* Give an accepted call its start time, deadline and record, once per start. The caller may defer
+ * this until other ranks have the data that they need from this rank, so that they do not wait for
+ * the recorder; all other functions that record the call do this first. */
 void group_begin_record_locked(group_call *call);
-/* Give the call its start time if its record or on_done needs one; most calls end without. */
+/* Set the call's start time if its record or on_done needs one; for most calls, neither does. */
 void group_begin_record_if_needed_locked(group_call *call);
 void group_record_start_locked(group_call *call);
 /* Call before completing the work, which may free the call. `error` is NULL on success. */
@@ -383,21 +383,21 @@ void group_raise_alarm_locked(dd_group *group); /* call before the group's calls
 
 void group_want_region(void *ctx, int local, uint32_t id); /* the callback dd_run_env.want_region */
 /* Map wanted regions whose descriptors have arrived. Return true if there were any: the operation
- * that waits for them can continue, or must fail if error->code has been set. */
+ * that waits for the regions can continue, or must fail if error->code has been set. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
 /* Set the timer for the next request of a wanted region, if calls are under way. */
 void group_start_region_timer_locked(dd_group *group);
 /* Handle two events of the context: a local rank requests a region; a requested region has arrived.
- * take_region returns true if it keeps `fd`. */
+ * take_region returns true if it takes ownership of `fd`. */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_destroy_regions(dd_group *group);
 void group_clear_unused_regions_locked(dd_group *group);   /* return their pages to the system */
 size_t group_regions_nbytes_locked(const dd_group *group); /* bytes of regions in use */
-/* Drop a reference. If true, it was the last; then the caller must release the region's group. */
+/* Drop a reference. True if it was the last; the caller must then release the region's group. */
 bool group_release_region(dd_region *region);
-/* Replace the pages of a block in a region of this rank: other ranks' later writes do not reach
- * it. */
+/* Replace the pages of a block in a region of this rank, so that other ranks' later writes do not
+ * reach the block. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* Meeting of a group's ranks: they exchange the endpoints (address records) of their engines in a
+/* A group's rendezvous: its ranks exchange the endpoints (address records) of their engines in a
  * store. */
 #include "group/internal.h"
 
@@ -40,8 +40,8 @@ check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ende
         dd_endpoint_decode(own_bytes, &own_endpoint, NULL, NULL) != DD_OK) {
         return DD_OK;
     }
-    if (memcmp(&endpoint.uid, &own_endpoint.uid, sizeof own_endpoint.uid) !=
-        0) { /* a rank in this process is present */
+    /* Check the presence of another process; this process is present. */
+    if (memcmp(&endpoint.uid, &own_endpoint.uid, sizeof own_endpoint.uid) != 0) {
         status = dd_endpoint_check_presence(&endpoint, &addrs, &own_endpoint, &presence, wait, err);
     }
     if (status == DD_OK) {
@@ -74,8 +74,8 @@ compare_uids(const void *a, const void *b)
     return order != 0 ? order : first->rank - second->rank;
 }
 
-/* Find the ranks whose engine a lower rank also uses: they must open another one. is_repeated is
- * [size], zeroed. */
+/* Find the ranks that use the same engine as a lower rank, and must open another engine.
+ * is_repeated is an array of `size` entries, zeroed by the caller. */
 static dd_status
 find_repeated(const dd_bytes *endpoints, int size, bool *is_repeated, dd_error *err)
 {
@@ -114,7 +114,7 @@ replacement_key(const group_meeting *meeting, dd_bytes name, int rank, char out[
     return dd_bytes_of(out, (size_t)len);
 }
 
-/* Open a new engine for this rank, and publish its address record instead of the first one. */
+/* Open a new engine for this rank, and publish its address record to replace the first engine's. */
 static dd_status
 use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, const dd_wait *wait,
                dd_error *err)

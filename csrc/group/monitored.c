@@ -40,7 +40,7 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     char missing[256] = "";
     int nmissing = 0;
     int first = -1;
-    bool was_out_of_time = false; /* no time was left to wait for the first missing rank */
+    bool was_out_of_time = false; /* the first missing rank had no time left to arrive */
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
         dd_error error;
@@ -85,7 +85,7 @@ monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd
     }
     for (int rank = 1; rank < group->size && status != DD_INTERRUPTED; rank++) {
         dd_p2p message = {.is_send = true, .rank = rank, .tag = tag, .block = {&report, sizeof report}};
-        /* A missing rank does not receive the report, so ignore errors. */
+        /* Ignore errors: the report cannot reach a missing rank. */
         dd_status ignored = run_barrier_message(group, &message, 2 * DD_NS_PER_S, wait, NULL);
         (void)ignored;
     }
@@ -99,11 +99,11 @@ report_and_receive(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_w
     barrier_report report = {.text = ""};
     dd_p2p arrival = {.is_send = true, .tag = tag, .block = {&byte, 1}};
     dd_p2p answer = {.tag = tag, .block = {&report, sizeof report}};
-    /* Rank 0 may use its whole timeout to wait for other ranks, and then needs time to report. */
+    /* Rank 0 may wait for other ranks until its timeout, and then needs time for its report. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
     dd_wait patience = dd_wait_at_most(wait, patience_ns);
     dd_status status = run_barrier_message(group, &arrival, timeout_ns, wait, err);
-    if (status != DD_INTERRUPTED) { /* even if this send failed, rank 0 may send a report */
+    if (status != DD_INTERRUPTED) { /* even if the arrival was not sent, rank 0 may send a report */
         status = run_barrier_message(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
     if (status == DD_OK && report.text[0] != '\0') {

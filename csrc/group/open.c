@@ -61,7 +61,7 @@ open_group(dd_engine *engine, dd_store *store, const group_params *params, dd_gr
     group_meeting meeting = {.engine = NULL};
     dd_group *made = NULL;
     dd_status status = open_meet(engine, store, params, &meeting, wait, err);
-    if (status == DD_OK) { /* after the meeting, because `size` may be wrong */
+    if (status == DD_OK) { /* only now, because the meeting checks `size` */
         status = group_create(meeting.engine, meeting.end.id, params, &made, err);
     }
     if (status == DD_OK) {
@@ -79,7 +79,7 @@ open_group(dd_engine *engine, dd_store *store, const group_params *params, dd_gr
         group_destroy(made);
     }
     if (meeting.engine != NULL && meeting.engine != engine) {
-        dd_engine_end_meeting(meeting.engine); /* begun by use_own_engine */
+        dd_engine_end_meeting(meeting.engine); /* use_own_engine has begun it */
     }
     group_meeting_fini(&meeting);
     return status;

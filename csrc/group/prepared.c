@@ -67,7 +67,7 @@ dd_prepared_describe(const dd_prepared_call *call, dd_coll_args *args, int64_t *
     *timeout_ns = call->timeout_ns;
 }
 
-/* Return true if other ranks may need more from this rank than the start has published. */
+/* Return true if other ranks may need data from this rank that the start has not published. */
 static bool
 needs_driver(const group_call *call)
 {

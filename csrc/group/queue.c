@@ -32,7 +32,7 @@ on_run_done(void *ctx, const dd_error *error)
         group->is_querying = false;
         group_post_position_locked(group);
         group_complete_locked(call, NULL);
-        check_held_locked(group); /* no message of the collective may be left */
+        check_held_locked(group); /* a message left over from the collective fails the group */
         start_next_locked(group);
         group_update_task_locked(group);
         return;
@@ -69,17 +69,17 @@ start_locked(group_call *call)
         .ctx = call,
     };
     dd_timer_clear(&group->query_timer);
-    if (group->topology.nhosts > 1) { /* on one host, group_watch_locked schedules the query */
+    if (group->topology.nhosts > 1) { /* on a single host, group_watch_locked does this later */
         group_schedule_query_locked(group, dd_clock_now_ns());
     }
-    check_held_locked(group); /* first, because signatures explain more than a wrong size */
+    check_held_locked(group); /* first: signatures explain more than a wrong size */
     if (!group_has_failed_locked(group)) {
         dd_run_start_locked(group->run, &run_call);
     }
 }
 
-/* A failing group starts the next call, whose data may have arrived; a carrier does not show
- * that. */
+/* Return true if the next call may start. A failing group also starts it, because its data may have
+ * arrived; not with a carrier, which does not show that. */
 static bool
 may_start_next_locked(const dd_group *group)
 {
@@ -91,7 +91,7 @@ static void
 start_next_locked(dd_group *group)
 {
     if (group->is_starting) {
-        return; /* the loop on the call stack starts the next call */
+        return; /* a caller up the stack starts the next call in its loop */
     }
     group->is_starting = true;
     while (!group->is_active && !dd_list_is_empty(&group->collectives) && may_start_next_locked(group)) {
@@ -100,8 +100,8 @@ start_next_locked(dd_group *group)
     group->is_starting = false;
 }
 
-/* Post a message. If its data fits into the receiver's ring, or has arrived, it ends here and needs
- * no driver. Its record must exist before it ends, to note the source. */
+/* Post a message. It ends here, without a driver, if its data fits into the receiver's ring or has
+ * already arrived. It needs a record before it ends, to note the source. */
 static void
 post_message_locked(group_call *call)
 {
@@ -163,11 +163,11 @@ group_watch_locked(group_call *call)
     group_start_deadline_locked(call);
     if (call->is_carried && call->message.rank != DD_ANY_RANK &&
         group->members[call->message.rank].has_left) {
-        dd_error cause; /* the library does not notice that the rank has left */
+        dd_error cause; /* a library does not notice that a rank has left */
         (void)dd_group_error_about(group, call->message.rank, DD_PEER_LOST, "has left the group", &cause);
         group_cancel_message_locked(call, &cause);
     } else if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
-               group->nleft == group->size - 1) { /* no sender is left */
+               group->nleft == group->size - 1) { /* no rank is left that could send */
         dd_error cause;
         dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
         group_cancel_message_locked(call, &cause);
@@ -211,7 +211,7 @@ group_poll_call_locked(group_call *call, bool is_hasty)
         dd_engine_note_call_locked(group->engine);
     }
     if (dd_work_is_done(&call->work)) {
-        return; /* the call ended while the lock was not held */
+        return; /* the call has ended while the lock was free */
     }
     if (call->is_carried) {
         group_poll_carried_call_locked(call, npolls);
@@ -226,7 +226,7 @@ group_poll_call_locked(group_call *call, bool is_hasty)
         return;
     }
     if (is_hasty && group->is_crowded) {
-        npolls = 1; /* the ranks that this call waits for need this core */
+        npolls = 1; /* poll once: the awaited ranks need this core */
     }
     if (!is_hasty) {
         dd_engine_note_active_locked(group->engine);
@@ -235,7 +235,7 @@ group_poll_call_locked(group_call *call, bool is_hasty)
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        /* Stop polling if only a yield would help. */
+        /* Stop polling if the call can only advance after a yield. */
         bool needs_yield = is_hasty && dd_run_must_yield_locked(group->run);
         if (needs_yield || !dd_run_needs_polling_locked(group->run)) {
             break;

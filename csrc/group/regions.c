@@ -1,4 +1,4 @@
-/* Memory that ranks of one host share for their data. */
+/* Regions: memory that the ranks of one host share for their data. */
 #include "group/internal.h"
 
 #include "core/assert.h"
@@ -13,7 +13,7 @@
 typedef enum region_use {
     REGION_ARRAY,
     REGION_PAD,
-    REGION_ADOPTED, /* keeps `fd`: adopted memory becomes a mapping of it */
+    REGION_ADOPTED, /* memory of another owner, mapped from `fd`, which is kept */
 } region_use;
 
 /* The owner's side of a region. Other ranks keep a region mapped until the group is destroyed, so
@@ -25,30 +25,30 @@ struct dd_region {
     dd_group *group; /* referenced while the region is in use */
     uint32_t id;
     void *data;
-    size_t nbytes;   /* requested size */
-    size_t capacity; /* mapped size */
+    size_t nbytes;   /* bytes that were requested */
+    size_t capacity; /* bytes that are mapped */
     size_t dirty;    /* for arrays: leading bytes that may be nonzero; later bytes have no pages */
     region_use use;
-    void *adopted_at;      /* the adopted mapping until it is noted as unmapped, or NULL */
-    int fd;                /* for local ranks that request it; -1 if all have it */
-    dd_arena_ranks passed; /* local ranks that have received it */
+    void *adopted_at;      /* the adopted mapping, until dd_region_note_unmapped; or NULL */
+    int fd;                /* descriptor, for ranks that request the region; -1 once all have it */
+    dd_arena_ranks passed; /* local ranks that have received the descriptor */
     int npassed;
-    atomic_uint refs; /* 0: kept for reuse; raised from 0 only with the engine's lock */
+    atomic_uint refs; /* 0 if kept for reuse; must be raised from 0 with the engine's lock */
 };
 
 /* A region of another rank: first requested, then mapped here until the group is destroyed. */
 typedef struct foreign_region {
     dd_list link;
-    int local; /* its owner's place among the local ranks */
+    int local; /* index of the owner among the local ranks */
     uint32_t id;
-    dd_block memory;    /* data is NULL until it is mapped */
-    int fd;             /* -1 until received; DD_SOCK_FD_REFUSED if this process had none free */
-    unsigned nrequests; /* number of requests to its owner */
-    int64_t retry_ns;   /* next time to request it */
+    dd_block memory;    /* `data` is NULL until the region is mapped */
+    int fd;             /* -1 until received; DD_SOCK_FD_REFUSED if out of descriptors */
+    unsigned nrequests; /* number of requests sent to the owner */
+    int64_t retry_ns;   /* time of the next request */
 } foreign_region;
 
 #define PAGE_BYTES ((size_t)4096)
-/* Limit of the bytes of pages in a group's unused arrays. Beyond it, pages return to the system. */
+/* Maximum bytes of pages in a group's unused arrays; other pages return to the system. */
 #define UNUSED_MAX_BYTES ((size_t)64 << 20)
 
 static size_t
@@ -79,7 +79,7 @@ static size_t
 capacity_for(size_t nbytes, region_use use)
 {
     size_t capacity = round_up_to_pages(nbytes);
-    bool is_exact = use != REGION_ARRAY || capacity > SIZE_MAX / 4; /* rounding up could overflow */
+    bool is_exact = use != REGION_ARRAY || capacity > SIZE_MAX / 4; /* do not overflow */
     for (size_t power = PAGE_BYTES; !is_exact; power *= 2) {
         if (power >= capacity) {
             return power;
@@ -116,8 +116,8 @@ register_in_arena_locked(dd_group *group, const dd_region *region, size_t nbytes
     return dd_arena_add_region(group->arena, self, region->id, region->data, nbytes, err);
 }
 
-/* Close the descriptor once all local ranks have it, as each maps it once. Adopted regions keep
- * it. */
+/* Close the descriptor once all local ranks have it, because each maps a region only once. Adopted
+ * regions keep their descriptor. */
 static void
 close_if_passed(dd_region *region)
 {
@@ -173,8 +173,8 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     return DD_OK;
 }
 
-/* Zero the requested bytes. The region is the caller's, so no lock is needed, and it may take
- * long. */
+/* Zero the requested bytes. Call without the lock, because this may take long; only the caller uses
+ * the region. */
 static void
 clean(dd_region *region, size_t nbytes)
 {
@@ -187,8 +187,8 @@ clean(dd_region *region, size_t nbytes)
     }
 }
 
-/* Take the lock when no thread moves data through the arena. A moving thread is recalled (about 100
- * us). */
+/* Take the lock at a moment when no thread moves data through the arena. If a thread does, recall
+ * it, which takes about 100 us. */
 static void
 lock_unmoved(dd_group *group)
 {
@@ -286,7 +286,7 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
     status = remap_at(adopting, at, fd, err);
     if (status != DD_OK) {
         (void)group_release_region(adopting);
-        /* This is not the last reference: the caller has one. */
+        /* The caller holds another reference, so this is not the last one. */
         atomic_fetch_sub_explicit(&group->refs, 1, memory_order_relaxed);
         return status;
     }
@@ -356,8 +356,8 @@ dd_region_acquire(dd_region *region)
     return region;
 }
 
-/* Prepare to drop the last reference: return the pages to the system, unless they are kept for the
- * next array. In a forked child, leave the pages, which belong to the parent. */
+/* Prepare to drop the last reference: return the region's pages to the system, unless they are kept
+ * for the next array. In a forked child, leave the pages, because they belong to the parent. */
 static void
 keep_for_reuse(dd_region *region)
 {
@@ -399,7 +399,7 @@ group_regions_nbytes_locked(const dd_group *group)
     return nbytes;
 }
 
-/* Drop one reference, unless it is the only one; return true if dropped. */
+/* Drop one reference, unless it is the only one. Return true if it was dropped. */
 static bool
 release_shared(dd_region *region)
 {
@@ -412,7 +412,7 @@ release_shared(dd_region *region)
     return false;
 }
 
-/* Only holders acquire references, so the last holder stays the last one during keep_for_reuse. */
+/* Only a holder can acquire a reference, so the last holder stays so during keep_for_reuse. */
 bool
 group_release_region(dd_region *region)
 {
@@ -445,8 +445,8 @@ make_private(uint8_t *at, size_t nbytes, dd_error *err)
 }
 
 /* Ranks that write to the block cannot be stopped: a rank may be suspended in the middle of its
- * copy, or receive the failure late. So the pages are replaced here, with their contents, and later
- * writes go to the old memory, which is no longer read. The block is an output of a collective in
+ * copy, or receive the failure late. So replace the block's pages, with their contents; later
+ * writes go to the old pages, which are no longer read. The block is an output of a collective in
  * place: this process has not changed it until now, and it shares no page with other data
  * (arena/regions.c). */
 dd_status
@@ -489,7 +489,7 @@ destroy_foreign(dd_group *group, foreign_region *foreign, bool is_forked)
     if (foreign->memory.data != NULL) {
         dd_sys_munmap(foreign->memory.data, foreign->memory.nbytes);
     }
-    if (!is_forked) { /* in a forked child, the descriptor's number may be another file's */
+    if (!is_forked) { /* in a forked child, this number may be another file's */
         dd_sock_close(foreign->fd);
     }
     dd_mem_free(foreign);
@@ -539,7 +539,7 @@ group_want_region(void *ctx, int local, uint32_t id)
     int64_t now_ns = dd_clock_now_ns();
     if (foreign == NULL || foreign->memory.data != NULL || foreign->fd != -1 || now_ns < foreign->retry_ns ||
         group->context == NULL) {
-        return; /* if memory was short, the next poll tries again */
+        return; /* nothing to request now; if memory was short, the next poll retries */
     }
     unsigned shift =
         foreign->nrequests < REQUEST_RETRY_MAX_SHIFT ? foreign->nrequests : REQUEST_RETRY_MAX_SHIFT;
@@ -614,7 +614,7 @@ dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *mem
     bool is_mapped = foreign != NULL && foreign->memory.data != NULL;
     *memory = (dd_block){.data = NULL};
     if (!is_mapped && dd_run_is_moving_locked(group->run)) {
-        return DD_OK; /* the arena must not change now: report it as not arrived */
+        return DD_OK; /* the arena is in use: report the region as not arrived */
     }
     if (!is_mapped) {
         group_want_region(group, local, id);
@@ -661,7 +661,7 @@ group_destroy_regions(dd_group *group)
         dd_region *region = DD_CONTAINER_OF(group->regions.next, dd_region, link);
         dd_list_remove(&region->link);
         dd_sys_munmap(region->data, region->capacity);
-        if (!is_forked) { /* in a forked child, it is closed and its number may be reused */
+        if (!is_forked) { /* a forked child has closed it, and may have reused the number */
             dd_fork_close(region->fd);
         }
         dd_mem_free(region);

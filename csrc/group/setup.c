@@ -119,15 +119,15 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
     return status == DD_OK ? make_run(group, err) : status;
 }
 
-/* Post why this rank cannot continue. If the cause is a lost rank, which may have posted its own
- * reason before it exited, that reason becomes the error. */
+/* Post why this rank cannot continue. If this rank has lost another one, which may have posted its
+ * own reason before it exited, that rank's reason becomes the error. */
 static void
 post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cause, dd_error *error)
 {
     dd_error explained;
     dd_error first;
     group_explain_cause(group, cause, &explained);
-    if (cause->kind == DD_CAUSE_LOST) { /* the lost rank may be alive, and reads this text */
+    if (cause->kind == DD_CAUSE_LOST) { /* the rank may be alive after all, and read this text */
         char rank_name[128];
         char finder[160];
         snprintf(finder, sizeof finder, "found by %s", group_print_member(group, cause->origin, rank_name));
@@ -140,7 +140,7 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     }
 }
 
-/* Keep the loss of a rank as a cause, not as a text: each receiver words it from its own side. */
+/* Keep the loss of a rank as a cause, not as a text: each receiver words it from its own view. */
 static dd_cause
 cause_of_own_failure(const dd_group *group, const dd_error *error)
 {
@@ -150,7 +150,7 @@ cause_of_own_failure(const dd_group *group, const dd_error *error)
     return is_failure ? *failure : group_cause_of_error(group, error);
 }
 
-/* Report to the other ranks that this rank cannot continue, because they wait for it, or will. */
+/* Report to the other ranks that this rank cannot continue: they wait for it, or will wait. */
 static void
 report_own_failure(dd_group *group, const group_setup *setup, dd_error *error)
 {
@@ -175,13 +175,13 @@ report_own_failure(dd_group *group, const group_setup *setup, dd_error *error)
     }
 }
 
-/* End the setup. Report a rank that was lost after the vote: fail_rest_locked has not done so. */
+/* End the setup. Report a rank lost after the vote, because fail_rest_locked leaves this out. */
 static void
 end_setup(dd_group *group)
 {
     dd_engine_lock(group->engine);
     group->is_set_up = true;
-    dd_fork_close(group->arena_fd); /* all ranks have voted, so no rank requests it */
+    dd_fork_close(group->arena_fd); /* no rank requests the arena after the vote */
     group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
         group_report_failure_locked(group, DD_ANY_RANK, &group->failure);
@@ -189,7 +189,7 @@ end_setup(dd_group *group)
     dd_engine_unlock(group->engine);
 }
 
-/* Blame this rank if its links have failed: other ranks may have left because of that. */
+/* If this rank's links have failed, blame this rank: other ranks may have left for that reason. */
 static void
 find_own_part(dd_group *group, dd_error *error)
 {

@@ -1,6 +1,6 @@
-/* Groups split off from another one, without a store. Each member computes the new group's id from
- * the parent's id, the tag, the ranks, and the number of earlier splits of these ranks and tag. A
- * rank that refuses a call for its arguments does not count the split: see is_attempt_missed. */
+/* Groups split off from another group, without a store. Each member computes the new group's id
+ * from the parent's id, the tag, the ranks, and the number of earlier splits of these ranks and
+ * tag. A rank that refuses a call for its arguments does not count it: see is_attempt_missed. */
 #include "group/internal.h"
 
 #include "core/mem.h"
@@ -95,8 +95,8 @@ name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_
     return status;
 }
 
-/* Return true if other ranks have abandoned the attempt with this id: this rank refused that
- * attempt, and did not count it. */
+/* Return true if other ranks have abandoned the split with this id: this rank refused an earlier
+ * split for its arguments, and did not count it. */
 static bool
 is_attempt_missed(dd_group *parent, const int *ranks, int nranks, int own_rank, uint64_t id)
 {
@@ -161,7 +161,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
     group_setup setup = {.parent = parent, .parent_ranks = ranks};
     status = group_set_up(made, &setup, wait, err);
     if (status != DD_OK && status != DD_INTERRUPTED) {
-        /* If the parent has failed, report this: members that left because of it are not to
+        /* If the parent has failed, report its cause: members that left because of it are not to
          * blame. */
         dd_engine_lock(parent->engine);
         dd_error cause;

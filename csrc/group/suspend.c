@@ -24,7 +24,7 @@ check_quiet_locked(dd_group *group, dd_error *err)
     return status;
 }
 
-/* From here until end_suspending, only this thread can call collectives of the group. */
+/* Begin to suspend. Until end_suspending, only this thread may call collectives of the group. */
 static dd_status
 begin_suspending_locked(dd_group *group, dd_error *err)
 {
@@ -60,7 +60,7 @@ end_suspending(dd_group *group, bool is_suspended)
     dd_engine_unlock(group->engine);
 }
 
-/* Agree across ranks: if any rank failed to return its memory, no rank is suspended. */
+/* Agree across ranks: if any rank failed to release its memory, no rank is suspended. */
 static dd_status
 vote(dd_group *group, bool is_ready, const dd_wait *wait, dd_error *err)
 {
@@ -101,7 +101,7 @@ dd_group_suspend(dd_group *group, const dd_wait *wait, dd_error *err)
     if (is_suspended) {
         return DD_OK;
     }
-    /* After the first barrier, no rank reads the arena; after the vote, no rank returns memory. */
+    /* After this barrier, no rank reads the arena; after the vote, all have released memory. */
     status = meet_all(group, wait, err);
     if (status != DD_OK) {
         return status;

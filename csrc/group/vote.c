@@ -13,17 +13,17 @@
 
 #define FIRST_SLICE_NS (1 * DD_NS_PER_MS)
 #define LONGEST_SLICE_NS (50 * DD_NS_PER_MS)
-/* Time that a rank waits to be dialled before it dials itself, so that dials do not cross. */
+/* Time that a rank waits for its peer to dial before it dials: the dials should not cross. */
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-/* Extra wait of a rank whose peers wait for other ranks: the peers' error should arrive first. */
+/* Extra time for a rank whose peers wait for other ranks: the peers' error should arrive first. */
 #define GRACE_NS (250 * DD_NS_PER_MS)
 /* Time to wait after a member has left the parent, because it may have voted before. Ranks that
- * need its vote fail immediately; other ranks receive that failure, or fail after this time. */
+ * miss its vote fail immediately; other ranks receive that failure, or fail after this time. */
 #define LEFT_PATIENCE_NS (5 * DD_NS_PER_S)
 
 /* ---- waiting */
 
-/* Fail if this rank cannot accept links: other ranks would wait for it, and blame another rank. */
+/* Fail if this rank cannot accept links: other ranks would wait for it and blame another rank. */
 static dd_status
 check_own_part_locked(const dd_group *group, dd_error *err)
 {
@@ -110,7 +110,7 @@ typedef struct vote_leg {
 typedef struct setup_vote {
     dd_group *group;
     const group_setup *setup;
-    uint8_t *votes;    /* [nhosts]: a byte for each host */
+    uint8_t *votes;    /* [nhosts]: one vote (byte) for each host */
     uint8_t *received; /* votes received from the ranks of this host, then from leaders */
     uint8_t own;       /* the vote that this rank sends up */
     vote_leg *legs;    /* [size + 1]: the messages of the vote */
@@ -171,7 +171,7 @@ add_children(setup_vote *vote, vote_channel channel)
     }
 }
 
-/* Combine received votes into this host's vote; on rank 0, collect the votes of all hosts. */
+/* Combine the votes received from this host's ranks; on rank 0, collect those of all hosts. */
 static void
 count_votes(setup_vote *vote)
 {
@@ -235,7 +235,7 @@ walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
         error_absent_locked(vote, wait, err);
     }
     if (status == DD_OK && vote->error.code != DD_OK) {
-        /* Prefer a reason that a rank has reported to the loss of a rank. */
+        /* A reason that a rank has reported explains more than the loss of a rank. */
         status = dd_error_copy(err, group->cause.code != DD_OK ? &group->cause : &vote->error);
     }
     for (int i = 0; i < vote->nlegs; i++) {
@@ -259,8 +259,8 @@ are_children_connected(void *ctx)
     return true;
 }
 
-/* Receive the children's votes. Wait for the children to connect; after a timeout, the posted
- * receives connect to them. */
+/* Receive the votes of the ranks below this one. Wait for these ranks to connect; on timeout, the
+ * posted receives connect to them. */
 static dd_status
 receive_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
