@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* A rank's blocks of memory on one side of a collective (inputs or outputs): NONE, ONE, EACH (one
- * for each rank), ROOT_ONE and ROOT_EACH (like ONE and EACH on the root, none on other ranks). */
+ * for each rank); on the root, ROOT_ONE and ROOT_EACH are ONE and EACH, elsewhere NONE. */
 typedef enum dd_coll_blocks {
     DD_BLOCKS_NONE,
     DD_BLOCKS_ONE,
@@ -24,13 +24,13 @@ typedef enum dd_coll_blocks {
 typedef enum dd_coll_fold {
     DD_FOLDS_NOTHING,
     DD_FOLDS_ALL,
-    DD_FOLDS_PREFIX, /* rank 0 up to the rank itself */
+    DD_FOLDS_PREFIX, /* the inputs of rank 0 up to the rank itself */
 } dd_coll_fold;
 
 /* The kinds of collectives: X(name, text, input blocks, output blocks, fold, support). The fold is
  * NOTHING, ALL or PREFIX. The support is COMMON if carriers and NCCL have such a call, OWN if only
- * dldist has it. All else follows from the row. The order of rows is part of the wire format: add
- * new kinds at the end. */
+ * dldist has it. All other traits follow from the row. The order of rows is part of the wire
+ * format: add new kinds at the end. */
 #define DD_COLL_LIST(X)                                       \
     X(BARRIER, barrier, NONE, NONE, NOTHING, COMMON)          \
     X(BROADCAST, broadcast, ROOT_ONE, ONE, NOTHING, COMMON)   \
@@ -82,10 +82,10 @@ typedef struct dd_coll_traits {
     bool has_data;
     bool is_from_root; /* only the root has inputs */
     bool is_to_root;   /* only the root has outputs */
-    bool is_split;     /* a sender has an input block for each rank */
-    bool is_collected; /* a receiver has an output block from each rank */
+    bool is_split;     /* a sender has one input block for each rank */
+    bool is_collected; /* a receiver has one output block from each rank */
     bool is_fold;      /* elements are reduced */
-    bool is_prefix;    /* a rank's result covers only ranks up to itself (scan) */
+    bool is_prefix;    /* a rank's result covers only rank 0 up to itself (scan) */
     bool is_common;    /* carriers and NCCL have such a call */
     bool has_uneven;   /* blocks may differ in size */
 } dd_coll_traits;
@@ -114,7 +114,7 @@ typedef struct dd_block {
 
 /* One rank's part of a collective. Input block k is for rank k (scatter, reduce_scatter,
  * all_to_all); output block k is from rank k (gather, all_gather, all_to_all). Inputs are written
- * only if they share memory with an output. In a call in place, an output is the memory of its
+ * only if they share memory with an output. In a call in place, an output is the same memory as its
  * input: outputs[0] == inputs[0] (all_reduce, scan, broadcast, reduce), inputs[0] == outputs[rank]
  * (all_gather, gather), outputs[0] == inputs[rank] (scatter, reduce_scatter). Otherwise blocks must
  * not overlap.
@@ -124,9 +124,9 @@ typedef struct dd_block {
  * output may share memory with an input. */
 typedef struct dd_coll_args {
     dd_coll coll;
-    int root;               /* only for kinds with a root */
+    int root;               /* rank of the root, for kinds that have one */
     dd_reduction reduction; /* for folding kinds; other kinds use only its dtype */
-    dd_stage stage;         /* for folding kinds; calls of users have WHOLE, which is 0 */
+    dd_stage stage;         /* for folding kinds: WHOLE, which is 0, in all calls of users */
     const dd_block *inputs;
     const dd_block *outputs;
 } dd_coll_args;
@@ -137,13 +137,14 @@ int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
 /* Return the index of a rank's own block among its inputs, or among its outputs. */
 int dd_coll_own_input(dd_coll coll, int rank);
 int dd_coll_own_output(dd_coll coll, int rank);
-/* Return the size in bytes of the array, or of the largest block, as known to all ranks. Set
- * *is_even to true if all blocks have one size. If ranks know only their own blocks, pass
- * has_equal_blocks, on whose value all ranks must agree; if it is false, return 0. */
+/* Return the size in bytes of the array or of the largest block, as far as all ranks know it. Set
+ * *is_even to true if all blocks have one size. For a kind whose ranks know only their own blocks,
+ * pass has_equal_blocks, on which all ranks must agree; if it is false, return 0. */
 size_t dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even);
-/* Return the size in bytes of an input element, or of an output element; 1 without a fold. */
+/* Return the size in bytes of one input element, or of one output element; 1 without a fold. */
 size_t dd_coll_input_size(const dd_coll_args *args);
 size_t dd_coll_output_size(const dd_coll_args *args);
-size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks); /* of all blocks of `rank` */
+/* Return the size in bytes of all blocks of `rank`. */
+size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks);
 
 #endif

@@ -14,7 +14,7 @@ typedef struct conversion_side {
     size_t *counts;  /* [nranks]: number of elements in each block */
     size_t *offsets; /* [nranks + 1]: start of each block, in elements */
     dd_run_buffer buffer;
-    bool is_packed; /* the library uses `buffer` instead of the blocks */
+    bool is_packed; /* the library uses `buffer`, not the caller's blocks */
 } conversion_side;
 
 struct dd_conversion {
@@ -24,7 +24,7 @@ struct dd_conversion {
     dd_carried_call call;
     conversion_side in;
     conversion_side out;
-    size_t *numbers; /* owned: memory of both sides' counts and offsets */
+    size_t *numbers; /* owned: memory of the counts and offsets of both sides */
 };
 
 dd_status
@@ -79,7 +79,7 @@ dtype_of_size(size_t size)
     }
 }
 
-/* Booleans are 0 or 1, so an operation on integers gives the same result. */
+/* Replace an operation on booleans by one on integers. As booleans are 0 or 1, both agree. */
 static dd_redop
 redop_of_bools(dd_redop op)
 {
@@ -115,7 +115,7 @@ choose_element_type(dd_carried_call *call, const dd_coll_args *args)
     }
 }
 
-/* Return true if elements are folded in a wider type. */
+/* Return true if elements are folded in a wider type than their own. */
 static bool
 widens(const dd_coll_args *args)
 {
@@ -153,7 +153,7 @@ measure(conversion_side *side, int nblocks, int nranks, size_t size, const dd_bl
     }
 }
 
-/* Return the blocks' address if all of them are adjacent, else NULL. Empty blocks fit anywhere. */
+/* Return the first block's address if all blocks are adjacent, else NULL. Empty blocks fit. */
 static char *
 find_base(const conversion_side *side)
 {
@@ -170,7 +170,7 @@ find_base(const conversion_side *side)
             return NULL;
         }
     }
-    return base != NULL ? base : (char *)side->counts; /* no data: any address will do */
+    return base != NULL ? base : (char *)side->counts; /* without data, any address will do */
 }
 
 static void
@@ -219,7 +219,7 @@ choose_input(dd_conversion *conversion, dd_error *err)
     return DD_OK;
 }
 
-/* Libraries disagree on the form of a reduce_scatter in place, so its output is a buffer. */
+/* Libraries differ in how they pass a reduce_scatter in place, so write its output to a buffer. */
 static bool
 needs_own_output(const dd_conversion *conversion, const char *base)
 {
@@ -294,7 +294,7 @@ dd_conversion_describe(dd_conversion *conversion, const dd_coll_args *args)
     return &conversion->call;
 }
 
-/* Libraries send a broadcast from the root's output, so copy the input there. */
+/* Libraries broadcast from the root's output, so copy the root's input to its output. */
 static void
 move_broadcast(dd_carried_call *call)
 {

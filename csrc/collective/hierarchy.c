@@ -3,9 +3,9 @@
 #include "collective/plan_internal.h"
 #include "core/mem.h"
 
-/* Default limits. Turnarounds between pieces cost a few per cent on a fast network. */
+/* Default limits. Each turnaround between pieces costs a few per cent on a fast network. */
 #define USUAL_PIECE_NBYTES ((size_t)4 << 20)
-#define LEAST_BLOCK_PIECE_NBYTES ((size_t)64 << 10) /* minimum if scratch has many blocks */
+#define LEAST_BLOCK_PIECE_NBYTES ((size_t)64 << 10) /* minimum when the scratch has many blocks */
 #define USUAL_LINE_NBYTES ((size_t)4 << 10)
 #define USUAL_SMALL_NBYTES ((size_t)32 << 10)
 
@@ -14,21 +14,21 @@
 typedef enum data_kind {
     NOT_POSSIBLE,
     NO_DATA,
-    ARRAY,  /* one array, of which each carrier has a share */
-    BLOCKS, /* one block per rank, carried by the ranks with its local number */
+    ARRAY,  /* one array; each carrier carries a share of it */
+    BLOCKS, /* one block per rank; a carrier carries all blocks of its local number */
 } data_kind;
 
-/* Names of a leg's blocks. If a leg has a block for each of its ranks, each is that rank's. */
+/* Names of a leg's blocks. If a leg has a block for each of its ranks, block k is rank k's. */
 typedef enum block_name {
-    OF_INPUTS,  /* a rank's part of the inputs */
-    OF_OUTPUTS, /* a rank's part of the outputs */
-    INPUT,      /* the whole piece of the first input; OUTPUT: of the first output */
+    OF_INPUTS,  /* the rank's part of the collective's inputs */
+    OF_OUTPUTS, /* the rank's part of the collective's outputs */
+    INPUT,      /* the current piece of the first input; OUTPUT: of the first output */
     OUTPUT,
-    PARTIAL, /* this rank's partial results; in a reduce_scatter, for one host */
-    /* For all_gather: one host's block at this rank's local number; this host's block is in the input. */
+    PARTIAL, /* this rank's partial results; in a reduce_scatter, those for one host */
+    /* all_gather: the block of one host's rank with this local number; on this host, the input. */
     COLLECTED,
-    FOR_ROOT, /* reduce: this rank's part of the result */
-    /* Broadcast by one carrier: the piece, at the place where this rank first has it. */
+    FOR_ROOT, /* in a reduce: this rank's part of the result */
+    /* In a broadcast by one carrier: the piece, in the memory where this rank first has it. */
     FROM_ROOT,
 } block_name;
 
@@ -38,7 +38,7 @@ typedef struct leg_row {
     block_name outputs;
 } leg_row;
 
-/* The legs of a piece: inside the hosts, between the hosts, and inside the hosts again. */
+/* The legs of one piece: inside the hosts, between the hosts, and again inside the hosts. */
 typedef struct leg_rows {
     data_kind kind;
     leg_row before;
@@ -51,10 +51,10 @@ typedef struct leg_rows {
         DD_COLL_##coll, inputs, outputs \
     }
 
-/* A barrier has no blocks, whatever names its row has. */
+/* A barrier's row needs names, but a barrier has no blocks. */
 #define NO_BLOCKS ROW(BARRIER, OF_INPUTS, OF_OUTPUTS)
 
-/* A kind without a row is NOT_POSSIBLE: its collectives use messages between all ranks. */
+/* Collectives of a kind without a row are NOT_POSSIBLE: they use messages between all ranks. */
 static const leg_rows rows_of[DD_COLL_COUNT] = {
     [DD_COLL_BARRIER] = {NO_DATA, NO_BLOCKS, NO_BLOCKS, NO_BLOCKS},
     [DD_COLL_BROADCAST] = {ARRAY, ROW(SCATTER, OF_INPUTS, OF_OUTPUTS), ROW(BROADCAST, OF_OUTPUTS, OF_OUTPUTS),
@@ -69,7 +69,7 @@ static const leg_rows rows_of[DD_COLL_COUNT] = {
                                 ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), NO_BLOCKS}, /* no leg after */
 };
 
-/* A small array of a broadcast has one carrier per host, which broadcasts it on its host. */
+/* In a broadcast of a small array, each host has one carrier, which broadcasts the array there. */
 static const leg_rows broadcast_by_one = {ARRAY, NO_BLOCKS, /* no leg before */
                                           ROW(BROADCAST, INPUT, FROM_ROOT),
                                           ROW(BROADCAST, FROM_ROOT, OUTPUT)};
@@ -131,7 +131,7 @@ is_root(const dd_hierarchy *h)
     return dd_coll_has_root(h->args->coll) && h->topology->rank == h->args->root;
 }
 
-/* Return the local number on `host` of the rank that carries `share`. */
+/* Return the local number of the rank that carries `share` on `host`. */
 static int
 local_of_share(const dd_hierarchy *h, int host, int share)
 {
@@ -139,7 +139,7 @@ local_of_share(const dd_hierarchy *h, int host, int share)
     return is_with_root ? h->topology->local_of[h->args->root] : share;
 }
 
-/* Return the share carried by a local rank of this host, or NO_SHARE. */
+/* Return the share that a local rank of this host carries, or NO_SHARE. */
 static int
 share_of_local(const dd_hierarchy *h, int local)
 {
@@ -161,7 +161,7 @@ hierarchy_widen(const dd_hierarchy *h, size_t nbytes)
     return nbytes / h->element_nbytes * h->partial_nbytes;
 }
 
-/* Return a carrier's share of a piece of an array, in whole lines. */
+/* Return the part of an array's piece that a carrier carries: its share, in whole lines. */
 static dd_span
 cut_share(const dd_hierarchy *h, size_t nbytes, uint64_t piece, int share)
 {
@@ -189,7 +189,7 @@ piece_of(const dd_hierarchy *h, const dd_block *block, uint64_t piece)
     return hierarchy_part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
 }
 
-/* Return the data of a local rank: a share of the array, or that rank's block. */
+/* Return the part of a local rank: its share of the array, or its block. */
 static dd_block
 part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host, int local)
 {
@@ -199,8 +199,8 @@ part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host,
     return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, local)], piece);
 }
 
-/* Return scratch for a piece. Pieces alternate between the two halves of the scratch; for BLOCKS,
- * each half has a part per host. */
+/* Return scratch for a piece. Pieces alternate between two halves of the scratch; for BLOCKS, each
+ * half has one part per host. */
 static dd_block
 in_scratch(const dd_hierarchy *h, uint64_t piece, int host, size_t nbytes)
 {
@@ -211,7 +211,7 @@ in_scratch(const dd_hierarchy *h, uint64_t piece, int host, size_t nbytes)
     return (dd_block){.data = nbytes > 0 ? h->scratch + first : NULL, .nbytes = nbytes};
 }
 
-/* Return this rank's partial results: in the outputs if they fit there, else in scratch. */
+/* Return the memory of this rank's partial results: the outputs if they fit there, else scratch. */
 static dd_block
 partial_block(const dd_hierarchy *h, uint64_t piece, int host)
 {
@@ -222,8 +222,8 @@ partial_block(const dd_hierarchy *h, uint64_t piece, int host)
     return in_scratch(h, piece, host, hierarchy_widen(h, part.nbytes));
 }
 
-/* Return the block of a reduce's result that the root gathers: in the outputs on the root; on other
- * ranks in scratch, after the partial results or, if both have one size, over them. */
+/* Return this rank's block of a reduce's result, which the root gathers: in the outputs on the
+ * root; elsewhere in scratch, after the partial results or, if both have one size, over them. */
 static dd_block
 block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int local)
 {
@@ -254,7 +254,7 @@ block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int l
     case PARTIAL:
         return partial_block(h, piece, host);
     case COLLECTED:
-        /* The arena copies this host's own block from the input to the outputs. */
+        /* The arena copies the blocks of this host from the inputs to the outputs. */
         if (host == h->topology->host) {
             return piece_of(h, &args->inputs[0], piece);
         }
@@ -280,8 +280,8 @@ fill(const dd_hierarchy *h, const dd_leg *leg, block_name name, int count, uint6
     }
 }
 
-/* Make a leg of a piece: inside the host (all_gather and reduce_scatter have a leg for each host's
- * blocks), or between the carriers of one share. */
+/* Make a leg of a piece: inside the host (all_gather and reduce_scatter have one leg for the blocks
+ * of each host), or between the carriers of one share. */
 static dd_leg
 make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t piece, int host)
 {
@@ -322,7 +322,7 @@ make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t p
 
 /* ---- beginning a collective */
 
-/* Begin a collective of one array. A piece has as much of each carrier's share as fits. */
+/* Begin a collective of one array. A piece has as much of each carrier's share as is allowed. */
 static void
 begin_array(dd_hierarchy *h, size_t nbytes)
 {
@@ -330,7 +330,7 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     h->ncarriers =
         dd_coll_has_root(h->args->coll) && nbytes <= h->limits.small_nbytes ? 1 : h->topology->min_nlocal;
     bool is_reduce = h->args->coll == DD_COLL_REDUCE;
-    /* Scratch that block_for_root needs for each partial result. */
+    /* Bytes of scratch that block_for_root needs for each element. */
     size_t aside_nbytes = is_reduce && is_wide(h) ? h->element_nbytes : 0;
     size_t share_nbytes = h->limits.piece_nbytes / (h->partial_nbytes + aside_nbytes) * h->element_nbytes;
     share_nbytes = share_nbytes < line ? line : share_nbytes / line * line;
@@ -342,7 +342,7 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     }
 }
 
-/* Begin a collective with a block per rank. In a reduce_scatter, scratch has a block per host. */
+/* Begin a collective with a block per rank. In a reduce_scatter, scratch has one block per host. */
 static void
 begin_blocks(dd_hierarchy *h, size_t largest)
 {
@@ -395,7 +395,7 @@ dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 
 /* ---- order */
 
-/* Return a leg of a piece: nbefore are inside the host, one between hosts, nafter inside again. */
+/* Return leg `number` of a piece: nbefore inside the host, one between hosts, nafter inside. */
 static dd_leg
 leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
 {
@@ -406,7 +406,7 @@ leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
     }
     if (number < h->nbefore) {
         leg = make_leg(h, DD_LANE_ARENA, &h->rows->before, piece, h->nbefore == 1 ? host : (int)number);
-        /* The piece that used this half of the scratch before must have ended its plan. */
+        /* The previous piece in this half of the scratch must have ended its plan. */
         leg.needs = piece < 2 ? 0 : piece - 1;
         return leg;
     }
@@ -420,7 +420,7 @@ leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
     return leg;
 }
 
-/* The legs before a piece's plan are ordered ahead of the legs after the previous piece's plan. */
+/* Order of arena legs: a piece's legs before its plan, then the previous piece's after its plan. */
 static bool
 get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
@@ -440,7 +440,7 @@ get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
     return true;
 }
 
-/* A rank that is alone on its host has no arena: it runs all of its legs as plans, one by one. */
+/* Get a leg of the plans' lane. A rank alone on its host has no arena: all its legs are plans. */
 static bool
 get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
@@ -454,7 +454,7 @@ get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
     leg->kind = leg->kind == DD_LEG_ARENA ? DD_LEG_PLAN : leg->kind;
     bool is_independent =
         is_alone || h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
-    /* Wait for the legs before this piece's plan, and for the legs ordered ahead of those. */
+    /* Wait for the arena legs before this piece's plan, and for those ordered ahead of them. */
     uint64_t nafter = piece > 0 ? (piece - 1) * h->nafter : 0;
     leg->needs = is_independent ? 0 : (piece + 1) * h->nbefore + nafter;
     return true;

@@ -2,10 +2,10 @@
  * plans between them. Pure functions.
  *
  * Every host has as many *carriers* (ranks, unlike in carrier.h) as the smallest host has ranks.
- * The carriers with the same local number on each host exchange data, so each of them carries a share of the
- * data between hosts; in a reduction, partial results in the accumulation type. Large data is cut
- * into *pieces*: the arenas work on the next piece while the messages of the last one are under
- * way, and scratch is bounded.
+ * The carriers with the same local number on each host exchange data, so each of them carries a
+ * share of the data between hosts (in a reduction, partial results in the accumulation type). Large
+ * data is cut into *pieces*: the arenas work on the next piece while the messages of the last one
+ * are under way, and scratch is bounded.
  *
  *      all_reduce       arena reduce_scatter -> plan all_reduce -> arena all_gather
  *      reduce           arena reduce_scatter -> plan reduce -> arena gather (the root's host)
@@ -32,9 +32,9 @@ typedef enum dd_leg_lane {
 
 typedef enum dd_leg_kind {
     DD_LEG_NOTHING, /* this rank takes no part in the leg */
-    DD_LEG_ARENA,   /* a collective of the ranks of this host */
+    DD_LEG_ARENA,   /* a collective among the ranks of this host */
     DD_LEG_PLAN,    /* a collective between hosts, with one carrier of each host */
-    DD_LEG_CARRIER, /* a whole collective by a library; never in a hierarchy */
+    DD_LEG_CARRIER, /* a whole collective, moved by a library; never part of a hierarchy */
 } dd_leg_kind;
 
 /* One part of a collective. The hierarchy owns the leg's blocks and ranks; they stay valid until
@@ -43,14 +43,14 @@ typedef struct dd_leg {
     dd_leg_kind kind;
     /* args.root is among the leg's ranks; args.stage is FIRST inside hosts, LAST between them. */
     dd_coll_args args;
-    int rank; /* this rank's number among the leg's ranks */
+    int rank; /* this rank's index among the leg's ranks */
     int nranks;
-    const int *ranks; /* the leg's ranks, as ranks of the group */
-    uint64_t needs;   /* number of legs of the other lane that must end before this one */
+    const int *ranks; /* the leg's ranks, as rank numbers of the group */
+    uint64_t needs;   /* number of legs that the other lane must have ended first */
 } dd_leg;
 
 typedef struct dd_hierarchy_limits {
-    size_t piece_nbytes; /* a carrier's partial results in a piece; 0 for the default */
+    size_t piece_nbytes; /* a carrier's partial results in one piece, in bytes; 0 for the default */
     size_t line_nbytes;  /* shares are multiples of this power of two >= 64; 0 for the default */
     size_t small_nbytes; /* largest broadcast or reduce with one carrier; 0 for the default */
 } dd_hierarchy_limits;
@@ -60,20 +60,20 @@ typedef struct dd_hierarchy {
     const dd_topology *topology;
     dd_hierarchy_limits limits;
     dd_block *blocks[DD_LANE_COUNT]; /* blocks of each lane's current leg: inputs, then outputs */
-    int *ranks;                      /* [nhosts]: ranks of the current plan */
+    int *ranks;                      /* [nhosts]: the ranks that run the current plan */
 
     /* The fields from here on describe the current collective. */
     const dd_coll_args *args;
-    const struct leg_rows *rows; /* the collective's legs */
-    size_t scratch_nbytes;       /* size of the scratch that the legs need */
-    char *scratch;               /* aligned to 64 bytes; set by the owner before it requests legs */
-    size_t half_nbytes;          /* size of half the scratch; pieces alternate between the halves */
+    const struct leg_rows *rows; /* the collective's row in the table of legs */
+    size_t scratch_nbytes;       /* bytes of scratch memory that the legs need */
+    char *scratch;               /* aligned to 64 bytes; must be set before a leg is requested */
+    size_t half_nbytes;          /* bytes in half the scratch; pieces alternate between halves */
     size_t element_nbytes;
-    size_t partial_nbytes; /* size of an element of a partial result */
+    size_t partial_nbytes; /* size in bytes of one element of a partial result */
     size_t piece_nbytes;   /* bytes of the array (or of a block) in one piece */
     uint64_t npieces;
     int ncarriers;
-    uint64_t nbefore; /* arena legs of a piece before its plan; nafter: after its plan */
+    uint64_t nbefore; /* number of a piece's arena legs before its plan; nafter: after it */
     uint64_t nafter;
 } dd_hierarchy;
 

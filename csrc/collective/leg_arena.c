@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* ---- requests of a piece (wake-ups, regions), passed on at its end */
+/* ---- requests (wake-ups, regions) of the arena, passed on at the end of a piece */
 
 static void
 add_bell(void *ctx, int local)
@@ -60,7 +60,7 @@ arena_leg_start(dd_run *run, const dd_leg *leg)
     dd_arena_start(run->env.arena, &leg->args, &run->arena.options);
 }
 
-/* Return false if a large operation is blocked: moving a piece would only release the lock. */
+/* Take no piece of a large operation while it is blocked: moving would only release the lock. */
 static bool
 arena_leg_take(dd_run *run, dd_run_piece *piece)
 {
@@ -77,7 +77,7 @@ must_lock(const dd_run *run)
            atomic_load_explicit(&run->mover.is_recalled, memory_order_relaxed);
 }
 
-/* Poll until another rank has published data that is needed. Return false if it is time to lock. */
+/* Poll until another rank has published data that is needed. Return false to lock first. */
 static bool
 poll_unlocked(const dd_run *run)
 {
@@ -99,9 +99,8 @@ poll_unlocked(const dd_run *run)
     return true;
 }
 
-/* Move one piece and, if stay_ns is set, those that follow without the lock. An operation that
- * stays blocked without an awaited rank needs the lock: a region is missing, or a rank has
- * failed. */
+/* Move one piece and, if stay_ns is set, later pieces without the lock. An operation that is
+ * blocked but awaits no rank needs the lock: a region is missing, or a rank has failed. */
 static void
 arena_leg_move(dd_run *run, dd_run_piece *piece)
 {

@@ -1,5 +1,5 @@
-/* A leg that is a whole collective by a carrier. The ranks of this host first join, on the arena's
- * board. */
+/* A leg that a carrier (an external library) moves as a whole collective. First, the ranks of this
+ * host join the call on the arena's board. */
 #include "collective/run_internal.h"
 
 #include "collective/arena/board.h"
@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Time that a cancelled operation has to end. The other ranks take part in it as well, or have
+/* Time that a cancelled operation has to end by itself: the other ranks take part in it, or have
  * exited. */
 #define CANCEL_NS (100 * DD_NS_PER_MS)
 
@@ -97,8 +97,8 @@ fail_mismatch(dd_run *run, int rank, const dd_signature *peer_signature, dd_erro
     return DD_LEG_FAILED;
 }
 
-/* Return true if another rank is in the same call, or past it. A rank past a call has waited for
- * this rank there, and has compared the calls. */
+/* Return true if the other rank is in the same call or past this call. A rank past it has waited
+ * there for this rank, and has compared the calls. */
 static bool
 is_past_or_same(const dd_run *run, const dd_arena_position *position)
 {
@@ -125,7 +125,7 @@ gather_ranks(dd_run *run, dd_error *error)
         }
         dd_arena_ranks_remove(awaited, k);
     }
-    /* A rank that has failed keeps its position on the board. The group will report the failure. */
+    /* A failed rank's position stays on its board. Stay stuck: the group reports the failure. */
     for (int k = 0; has_all && k < count_boards(run); k++) {
         has_all = !dd_arena_has_posted_cause(run->env.arena, k);
     }
@@ -147,7 +147,7 @@ enter_library(dd_run *run, const dd_carried_call *call, dd_carried_state state, 
     return DD_LEG_MOVED;
 }
 
-/* Hand the call to the library. A call that the library lacks is declined only here, when the ranks
+/* Hand the call to the library. Only now decline a call that the library lacks, because the ranks
  * have compared their calls. */
 static dd_leg_state
 leg_hand_over(dd_run *run, dd_error *error)
@@ -172,7 +172,7 @@ end_gathering(dd_run *run, dd_error *error)
                               : leg_hand_over(run, error);
 }
 
-/* If a library reports a difference but no rank differs, the library itself has failed. */
+/* Find the rank whose call differs. If none does, the library's difference is its own failure. */
 static dd_leg_state
 fail_different(dd_run *run, dd_error *error)
 {
@@ -187,7 +187,7 @@ fail_different(dd_run *run, dd_error *error)
     return DD_LEG_FAILED;
 }
 
-/* Continue with the leg after the library has finished a call. */
+/* Continue the leg after the library has finished a call. */
 static dd_leg_state
 continue_carried(dd_run *run, dd_error *error)
 {
@@ -262,7 +262,7 @@ progress_carried(dd_run *run, dd_error *error)
     return state == DD_LEG_STUCK && has_moved ? DD_LEG_MOVED : state;
 }
 
-/* In a failing group, poll for data that has arrived: libraries find it only after some calls. */
+/* End a piece. In a failing group, poll more often, because libraries find arrived data late. */
 static dd_leg_state
 carrier_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {
@@ -293,7 +293,7 @@ dd_run_init_carried(dd_run *run)
     dd_timer_init(&run->carried.poll_timer, leg_on_poll);
 }
 
-/* Return true if rank k is awaited and, by the board, has not joined since the last poll. */
+/* Return true if rank k is awaited and, according to the board, still has not joined. */
 static bool
 is_missing(const dd_run *run, int k)
 {
@@ -313,7 +313,7 @@ carrier_leg_missing(const dd_run *run, int *ranks, int nfound, int max)
     return nfound;
 }
 
-/* Make awaited ranks ring this rank's bell when they join. Return false if all have joined. */
+/* Make the awaited ranks ring this rank's bell when they join. Return false if all have joined. */
 static bool
 may_await(dd_run *run)
 {
@@ -339,7 +339,7 @@ carrier_leg_may_sleep(dd_run *run)
     if (carried->state == DD_CARRIED_GATHERING) {
         return may_await(run);
     }
-    leg_on_poll(&carried->poll_timer); /* start the timer, in case the driver may sleep */
+    leg_on_poll(&carried->poll_timer); /* starts the timer, in case the driver may sleep */
     return dd_run_may_nap(&carried->awake_until_ns);
 }
 
@@ -362,8 +362,8 @@ ends_soon(dd_run_carried *carried)
     return is_done;
 }
 
-/* Give the library CANCEL_NS to end the operation. If it does not release its memory then, leave
- * the memory to it: the user's arrays and the buffers, or the calls by which ranks compare. */
+/* Give the library CANCEL_NS to end the operation. If it then still uses the memory, leave that to
+ * it: the user's arrays and the buffers, or the memory of the calls by which ranks compare. */
 static void
 carrier_leg_cancel(dd_run *run, const dd_error *error)
 {

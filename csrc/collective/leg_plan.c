@@ -1,7 +1,7 @@
-/* A leg that is a plan: messages and local steps. */
+/* A leg that is a plan: messages between ranks, and local steps. */
 #include "collective/run_internal.h"
 
-/* If the plan has failed, first wait for a thread that may still be moving one of its steps. */
+/* End the leg. If the plan has failed, wait first for a thread that may be moving a step of it. */
 static void
 on_plan_done(void *ctx, const dd_error *error)
 {
@@ -9,7 +9,7 @@ on_plan_done(void *ctx, const dd_error *error)
     dd_error failure;
     if (error != NULL) {
         dd_run_halt_locked(run);
-        failure = *error; /* a copy: the error belongs to the plan */
+        failure = *error; /* copy, because the error belongs to the plan */
     }
     dd_run_release_plan(run);
     run->on_leg_done(run, error != NULL ? &failure : NULL);
@@ -48,7 +48,7 @@ plan_leg_move(dd_run *run, dd_run_piece *piece)
     dd_plan_run_do_step(run->plan->plan, piece->step);
 }
 
-/* Never return DD_LEG_DONE: the plan itself reports its end, to on_plan_done. */
+/* End a step. The result is never DD_LEG_DONE, because the plan reports its end to on_plan_done. */
 static dd_leg_state
 plan_leg_end(dd_run *run, const dd_run_piece *piece, dd_error *error)
 {

@@ -35,7 +35,7 @@ has_element_output(dd_stage stage)
     return stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
 }
 
-/* Return the stage of a fold that has stage `stage` in a collective whose own stage is `entire`. */
+/* Return the stage, in a collective of stage `entire`, of a fold that is `stage` in a WHOLE one. */
 static dd_stage
 stage_within(dd_stage entire, dd_stage stage)
 {
@@ -69,7 +69,7 @@ dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
     };
 }
 
-/* Double the capacity, so that the cost of adding an item stays constant. */
+/* Double the capacity, so that the cost of adding an item stays constant on average. */
 bool
 dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size)
 {
@@ -331,7 +331,7 @@ dd_segment(size_t count, size_t per_segment, size_t s)
 
 /* ---- blocks */
 
-/* Return rank k's block in elements, which are the same for its input and its output. */
+/* Return rank k's block as a range of elements, equal for the block's input and output. */
 static dd_span
 block_span(const dd_builder *builder, int k)
 {

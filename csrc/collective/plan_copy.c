@@ -1,8 +1,8 @@
 /* Plans of collectives that fold nothing. */
 #include "collective/plan_internal.h"
 
-/* In round k, each rank notifies the rank 2^k after it that the sender and the 2^k - 1 ranks before
- * the sender have arrived. */
+/* In round k, each rank sends to the rank 2^k after it. The receiver then knows that the sender and
+ * the 2^k - 1 ranks before it have arrived. */
 void
 dd_build_barrier(dd_builder *b)
 {
@@ -18,7 +18,7 @@ dd_build_barrier(dd_builder *b)
     }
 }
 
-/* ---- trees: virtual ranks (vranks) are counted from the root */
+/* ---- trees of virtual ranks (vranks): ranks counted from the root */
 
 static int
 plan_copy_vrank(const dd_builder *b)
@@ -32,9 +32,9 @@ rank_at(const dd_builder *b, long vrank)
     return (int)((vrank + b->args->root) % b->nranks);
 }
 
-/* Return the lowest set bit of this vrank in a binomial tree: the parent is this far before
- * the rank, and its children follow it at each lower power of two. For the root, return the first
- * power of two >= nranks. */
+/* Return the lowest set bit of this vrank. In a binomial tree, the parent is this far before the
+ * rank, and the children follow it at each lower power of two. For the root, return the first power
+ * of two >= nranks. */
 static long
 reach_of(const dd_builder *b)
 {
@@ -48,7 +48,7 @@ reach_of(const dd_builder *b)
 
 /* ---- broadcast */
 
-/* Return the place of these bytes: the input on the root, which sends it, else the output. */
+/* Return the place of these bytes: on the root, which sends them, the input; else the output. */
 static dd_plan_range
 range_held(const dd_builder *b, dd_span bytes)
 {
@@ -65,8 +65,8 @@ copy_on_root(dd_builder *b)
     }
 }
 
-/* Receive the array from one vrank, and send it to the vranks at distance `furthest` and at each
- * half of it. The furthest vrank comes first, because it passes the array on to the most. */
+/* Receive the array from one vrank, and send it to the vranks at the distances `furthest`, half of
+ * that, and so on. The furthest comes first, because it passes the array on to the most ranks. */
 static void
 relay(dd_builder *b, long from, long furthest)
 {
@@ -99,7 +99,7 @@ dd_build_broadcast_chain(dd_builder *b)
     relay(b, plan_copy_vrank(b) - 1, 1);
 }
 
-/* Return the part that the root sends to a vrank, whose rank sends it to all but the root. */
+/* Return the part that the root sends to a vrank, and the vrank then to all except the root. */
 static dd_plan_range
 part_held(const dd_builder *b, int vrank, size_t s)
 {
@@ -109,7 +109,7 @@ part_held(const dd_builder *b, int vrank, size_t s)
     return range_held(b, bytes);
 }
 
-/* The root sends each rank a part, by segments; each rank sends its part to all but the root. */
+/* The root sends each rank one part, in segments; each rank sends it on to all except the root. */
 void
 dd_build_broadcast_shares(dd_builder *b)
 {
@@ -140,10 +140,10 @@ dd_build_broadcast_shares(dd_builder *b)
 
 /* ---- direct messages between all pairs */
 
-#define WINDOW 16 /* ranks with which a rank exchanges at the same time in an all_to_all */
+#define WINDOW 16 /* number of ranks with which a rank exchanges at the same time */
 
-/* Return this rank's data for a peer, or the place for data from the peer. The range is empty if
- * the collective has a root and neither rank is the root. */
+/* Return the place of the data for a peer, or from the peer. The range is empty if the collective
+ * has a root and neither rank is the root. */
 static dd_plan_range
 plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 {
@@ -159,7 +159,7 @@ plan_copy_part_of(const dd_builder *b, bool is_output, int peer)
 
 typedef uint32_t add_message(dd_builder *b, int peer, size_t channel, dd_plan_range range);
 
-/* Add the messages of a range, each after both steps in `before`; set *last to the last message. */
+/* Add a range's messages, each after both steps in `before`. Set *last to the last message. */
 static void
 move_all(dd_builder *b, add_message *add, int peer, dd_plan_range range, const uint32_t before[2],
          uint32_t *last)
@@ -193,7 +193,7 @@ dd_build_move_direct(dd_builder *b)
     dd_builder_copy_all(b, plan_copy_part_of(b, false, b->rank), plan_copy_part_of(b, true, b->rank));
 }
 
-/* Pass every block around the ring if is_around; else send it directly to all ranks. */
+/* Pass every block around the ring if is_around; else send every block directly to all ranks. */
 static void
 all_gather(dd_builder *b, bool is_around)
 {
@@ -225,7 +225,7 @@ dd_build_all_gather_ring(dd_builder *b)
 
 #define LINE ((size_t)64)
 
-/* Call `build` for each piece s, which has the same part (`bytes`) of every block. */
+/* Call `build` for each piece: piece s is the same part (`bytes`) of every block. */
 static void
 build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s, dd_span bytes))
 {
@@ -238,7 +238,7 @@ build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s
     }
 }
 
-/* Return the pieces of `count` adjacent blocks, from the k-th on. */
+/* Return the place of `count` adjacent blocks' pieces, from the k-th block on. */
 static dd_plan_range
 blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
 {
@@ -254,7 +254,7 @@ count_subtree(const dd_builder *b)
     return reach < rest ? reach : rest;
 }
 
-/* Add scratch for the blocks of `count` ranks from this rank on; none for only its own block. */
+/* Add scratch for the blocks of `count` ranks, the first being this rank; none if count is 1. */
 static dd_plan_range
 add_blocks(dd_builder *b, long count, dd_span bytes)
 {
@@ -269,8 +269,8 @@ blocks_below(dd_plan_range all, dd_span bytes, long nhanded, long distance)
 }
 
 /* In the round of each power of two, a rank receives the blocks that the rank at that distance
- * holds. In an all_gather, all ranks receive in every round, and end with all blocks; in a gather,
- * the blocks move up a binomial tree. At the end, the blocks are copied to the outputs. */
+ * holds. In an all_gather, all ranks receive in every round and end with all blocks; in a gather,
+ * the blocks move up a binomial tree. At the end, each block is copied to its output. */
 static void
 collect_piece(dd_builder *b, size_t s, dd_span bytes)
 {
@@ -342,14 +342,14 @@ dd_build_scatter_binomial(dd_builder *b)
     build_pieces(b, b->args->outputs[0].nbytes, scatter_piece);
 }
 
-/* Place i of a rank holds the block that must travel i ranks, by the powers of two in i. In round
- * k, the blocks of all vranks with bit k travel 2^k ranks, packed into one message. */
+/* Place i of a rank holds the block that must move on by i ranks: by 2^k for each bit k that i has.
+ * In round k, the blocks of all places with bit k move by 2^k ranks, packed into one message. */
 typedef struct bruck {
-    dd_span bytes;              /* the part of each block */
-    dd_plan_range received[32]; /* index: round; the message that was received in it */
+    dd_span bytes;              /* the part of each block that this piece has */
+    dd_plan_range received[32]; /* [round]: the message received in that round */
 } bruck;
 
-/* Return a vrank's block before the round of `distance`, where its last move has left it. */
+/* Return the place of the block for a vrank before the round of `distance`, after its last move. */
 static dd_plan_range
 block_before_round(const dd_builder *b, const bruck *state, int vrank, long distance)
 {
@@ -361,7 +361,7 @@ block_before_round(const dd_builder *b, const bruck *state, int vrank, long dist
     while (moved >> (round + 1) != 0) {
         round++;
     }
-    /* The number of lower vranks with bit `round`. */
+    /* Number of lower vranks that have bit `round`: they are first in the message. */
     long nbefore = ((long)vrank >> (round + 1) << round) + (vrank & ((1L << round) - 1));
     return blocks_at(state->received[round], state->bytes, nbefore, 1);
 }

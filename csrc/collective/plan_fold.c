@@ -17,9 +17,9 @@ add_fold_of_one(dd_builder *b, dd_stage stage, dd_plan_range src, dd_plan_range 
     dd_builder_add_source(b, src);
 }
 
-/* ---- linear: every rank sends its input as it is, and one fold takes all ranks' parts in order */
+/* ---- linear: each rank sends its input unchanged, and one fold takes all ranks' parts in order */
 
-/* Return the slot for a peer's part. The parts of the other ranks are adjacent, in whole lines. */
+/* Return the slot for a peer's part. Slots of the other ranks are adjacent, each in whole lines. */
 static dd_plan_range
 plan_fold_slot_of(const dd_builder *b, dd_plan_range first, int peer)
 {
@@ -43,7 +43,7 @@ take_and_fold(dd_builder *b, size_t s, dd_plan_range own_range, dd_plan_range ds
     return fold;
 }
 
-/* A folding rank receives the other ranks' contributions to its block, or to the whole array. */
+/* A rank that folds receives the other ranks' contributions to its block, or to the whole array. */
 static void
 fold_direct(dd_builder *b, bool is_whole)
 {
@@ -58,7 +58,7 @@ fold_direct(dd_builder *b, bool is_whole)
         for (int distance = 1; distance < b->nranks; distance++) {
             int peer = dd_builder_at(b, b->rank, distance);
             if (!is_reduce || !is_whole || peer == b->args->root) {
-                /* Send at most DD_PLAN_DEPTH segments ahead, so that peers are not flooded. */
+                /* Send at most DD_PLAN_DEPTH segments ahead, in order not to flood the peers. */
                 uint32_t send = dd_builder_send(b, peer, s, dd_builder_block_input(b, peer, s));
                 dd_builder_after(b, send, *latest);
             }
@@ -84,14 +84,14 @@ dd_build_fold_whole(dd_builder *b)
     fold_direct(b, true);
 }
 
-/* After the folds, ranks that need the whole result (all, or the root) receive the blocks. */
+/* Each rank folds its share; then the ranks that need the whole result receive all shares. */
 void
 dd_build_fold_shares(dd_builder *b)
 {
     fold_direct(b, false);
 }
 
-/* ---- prefixes: rank r has the fold of the inputs of ranks 0 to r, in the linear order */
+/* ---- prefixes: rank r gets the fold of the inputs of ranks 0 to r, in linear order */
 
 /* Every rank sends its input to all higher ranks. */
 void
@@ -121,12 +121,12 @@ dd_build_scan_direct(dd_builder *b)
     }
 }
 
-/* Receive the lower ranks' fold of a segment, fold this rank's input into it, and pass it on. */
+/* Receive a segment of the lower ranks' fold, fold this rank's input into it, and send it on. */
 static void
 pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
 {
     bool is_first = b->rank == 0;
-    /* True if partial results have the form of results. */
+    /* True if a partial result can be stored as a result. */
     bool is_result = !b->is_lifted && b->output_nbytes == b->partial_nbytes;
     dd_plan_range output = dd_builder_block_output(b, 0, s);
     dd_plan_range held = dd_builder_block_input(b, 0, s);
@@ -150,7 +150,7 @@ pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
     }
 }
 
-/* Pass partial results from rank to rank. */
+/* Pass partial results from each rank to the next one. */
 void
 dd_build_scan_chain(dd_builder *b)
 {
@@ -172,8 +172,8 @@ dd_build_scan_chain(dd_builder *b)
 
 #define LANES 4
 
-/* Pass the s-th segment of every block around the ring. `before` is the last fold of the previous
- * segment in this lane; return the last fold of this segment. */
+/* Pass segment s of every block around the ring. `before` is the last fold of the lane's previous
+ * segment; return the last fold of this segment. */
 static uint32_t
 reduce_segment(dd_builder *b, size_t s, uint32_t before)
 {
@@ -182,7 +182,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
     dd_plan_range held = dd_builder_block_input(b, block, s);
     size_t most = b->largest_segment * b->partial_nbytes;
     dd_plan_range slots[2] = {dd_builder_add_scratch(b, most), dd_builder_add_scratch(b, most)};
-    /* For this rank's lifted input; in the first transfer, for the peer's unlifted input. */
+    /* For this rank's lifted input; in the first transfer, for the peer's input, not yet lifted. */
     dd_plan_range lift = dd_builder_add_scratch(b, b->is_lifted ? most : 0);
     for (size_t round = 0; round < nrounds; round++) {
         size_t channel = s * nrounds + round;
@@ -195,7 +195,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         held = slots[(s / LANES * nrounds + round) % 2];
         held.nbytes = own_range.nbytes / b->input_nbytes * b->partial_nbytes;
         lift.nbytes = is_first ? own_range.nbytes : held.nbytes;
-        dd_plan_range received = is_first && b->is_lifted ? lift : held; /* inputs are sent unlifted */
+        dd_plan_range received = is_first && b->is_lifted ? lift : held; /* unlifted as sent */
         dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, received);
         if (b->is_lifted && !is_first) {
             add_fold_of_one(b, DD_STAGE_FIRST, own_range, lift);
@@ -237,15 +237,15 @@ dd_build_fold_ring(dd_builder *b)
 
 typedef struct tree {
     bool is_all; /* all ranks get the result, not only the root */
-    int npairs;  /* pairs of ranks that are folded first */
-    int nvranks; /* virtual ranks after the pairs are folded; a power of two */
+    int npairs;  /* number of pairs of ranks that are folded first */
+    int nvranks; /* number of virtual ranks once the pairs are folded; a power of two */
     /* The fields from here on describe the current segment. */
     size_t s;
     dd_plan_range input;
     dd_plan_range output;
-    dd_plan_range slots[2]; /* receive partial results, alternately */
+    dd_plan_range slots[2]; /* two slots that receive partial results in turn */
     dd_plan_range held;     /* this rank's partial result */
-    int next;               /* index of the slot that `held` does not use */
+    int next;               /* index of the slot that is not `held` */
 } tree;
 
 static bool
@@ -260,7 +260,7 @@ plan_fold_vrank(const tree *t, int rank)
     return is_paired(t, rank) ? rank / 2 : rank - t->npairs;
 }
 
-/* Return the rank of a vrank. For a pair, it is the root if it is there, else the lower rank. */
+/* Return the rank of a vrank: in a pair with the root, the root; in other pairs, the lower rank. */
 static int
 rank_of_vrank(const dd_builder *b, const tree *t, int vrank)
 {
@@ -279,7 +279,7 @@ fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range received, dd_pl
     add_fold_of_two(b, stage, is_lower ? own_range : received, is_lower ? received : own_range, dst);
 }
 
-/* Begin with this rank's input; if the rank is in a pair, fold it with the other rank's input. */
+/* Begin with this rank's input; in a pair, the other rank's input is folded with it. */
 static void
 tree_begin(dd_builder *b, tree *t)
 {
@@ -297,7 +297,7 @@ tree_begin(dd_builder *b, tree *t)
     }
 }
 
-/* Move partial results towards the root's vrank; in an all_reduce, in both directions. */
+/* Move partial results towards the root's vrank; in an all_reduce, exchange them both ways. */
 static void
 tree_climb(dd_builder *b, tree *t)
 {

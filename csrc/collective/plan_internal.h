@@ -8,27 +8,27 @@
  * Dependencies that involve DD_NO_STEP are ignored. */
 #define DD_NO_STEP DD_PLAN_NONE
 
-#define DD_PLAN_DEPTH 2 /* segments of a pipeline that are under way, each with its own scratch */
+#define DD_PLAN_DEPTH 2 /* number of pipelined segments under way; each has its own scratch */
 
 /* A plan under construction. The first failure is kept, and later calls do nothing. A builder lists
  * its steps in an order in which they could run one by one. dd_builder_finish derives which steps
  * may overlap, from the memory that they read and write. */
 struct dd_builder {
-    const dd_coll_args *args; /* const, like all fields up to is_lifted */
+    const dd_coll_args *args; /* const, like the fields from here to is_lifted */
     int rank;
     int nranks;
     size_t segment_nbytes;
-    size_t input_nbytes;    /* size of an input element; 1 if nothing is folded */
-    size_t output_nbytes;   /* size of an output element; 1 if nothing is folded */
-    size_t partial_nbytes;  /* size of an element of a partial result */
-    bool is_lifted;         /* an input becomes a partial result only by a stage FIRST */
+    size_t input_nbytes;    /* bytes of an input element; 1 if nothing is folded */
+    size_t output_nbytes;   /* bytes of an output element; 1 if nothing is folded */
+    size_t partial_nbytes;  /* bytes of an element of a partial result */
+    bool is_lifted;         /* inputs are no partial results: a fold of stage FIRST converts them */
     bool has_whole_blocks;  /* every block is the whole array */
-    size_t per_segment;     /* elements of a block in one segment */
-    size_t largest_segment; /* elements in the largest segment */
-    int set;                /* current set of scratch; its ranges have it as `block` until finish */
-    int nsets;              /* number of sets so far */
-    size_t set_nbytes;      /* size of the largest set */
-    size_t set_used;        /* bytes used of the current set */
+    size_t per_segment;     /* elements that each block has in one segment */
+    size_t largest_segment; /* number of elements in the largest segment */
+    int set;                /* current scratch set, stored as `block` of its ranges until finish */
+    int nsets;              /* number of scratch sets so far */
+    size_t set_nbytes;      /* bytes of the largest scratch set */
+    size_t set_used;        /* bytes of the current set that are in use */
     dd_plan *plan;
     dd_status status;
     dd_error *err;
@@ -52,25 +52,25 @@ uint32_t dd_builder_recv(dd_builder *builder, int peer, size_t channel, dd_plan_
 uint32_t dd_builder_copy(dd_builder *builder, dd_plan_range src, dd_plan_range dst);
 /* Copy a range in steps of one segment each. */
 void dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range dst);
-/* Begin a fold into `dst`; add its sources next, in the order of the fold. Pass `stage` as if the
+/* Begin a fold into `dst`; then add its sources in the order of the fold. Pass `stage` as if the
  * collective were WHOLE: if the inputs are partial results, FIRST becomes MIDDLE, and so on. */
 uint32_t dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst);
 void dd_builder_add_source(dd_builder *builder, dd_plan_range source);
 
-/* Make `step` wait for the end of step `on`, even if they share no memory. Use this to keep a rank
- * from running ahead without limit. */
+/* Make `step` wait for the end of step `on`, although they share no memory, so that a rank does not
+ * run ahead without limit. */
 void dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on);
-/* Set *step to `latest`, unless that is DD_NO_STEP. */
+/* Set *step to `latest`, unless `latest` is DD_NO_STEP. */
 void dd_builder_update_step(uint32_t *step, uint32_t latest);
 
-/* Ensure that `items` has space for one item after `used`. False if the builder has failed. */
+/* Make space in `items` for one item after `used` items. Return false if the builder has failed. */
 bool dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size);
-void dd_builder_order(dd_builder *builder); /* derive dependencies from memory use */
+void dd_builder_order(dd_builder *builder); /* derive dependencies from the memory that steps use */
 
 size_t dd_round_up(size_t nbytes); /* round up to a multiple of 64 */
 
-/* Begin segment s, which uses set s % depth of scratch. Scratch that is added from here on belongs
- * to the segment until a later one gets the set. Each range begins at a multiple of 64 bytes. */
+/* Begin segment s, which uses scratch set s % depth. Scratch added from here on belongs to the
+ * segment until a later one gets the same set. Each range begins at a multiple of 64 bytes. */
 void dd_builder_begin_segment(dd_builder *builder, size_t s, size_t depth);
 dd_plan_range dd_builder_add_scratch(dd_builder *builder, size_t nbytes);
 
@@ -78,11 +78,11 @@ dd_plan_range dd_range_input(int block, size_t offset, size_t nbytes);
 dd_plan_range dd_range_output(int block, size_t offset, size_t nbytes);
 dd_plan_range dd_range_part(dd_plan_range range, dd_span bytes);
 
-/* Return the rank `distance` after `rank` around the ring; distance is from -nranks to nranks. */
+/* Return the rank `distance` after `rank` in the ring; distance is from -nranks to nranks. */
 int dd_builder_at(const dd_builder *builder, int rank, int distance);
 bool dd_builder_is_root(const dd_builder *builder);
 
-/* Return share k of nshares. Shares are cut at multiples of `line` and are as even as possible;
+/* Return share k of nshares. Shares begin at multiples of `line`, and are as even as possible;
  * larger shares come first. */
 dd_span dd_share_lines(size_t nbytes, size_t line, int nshares, int k);
 
@@ -99,8 +99,8 @@ size_t dd_builder_cut_blocks(dd_builder *builder, size_t element_nbytes);
 dd_plan_range dd_builder_block_input(const dd_builder *builder, int k, size_t s);
 dd_plan_range dd_builder_block_output(const dd_builder *builder, int k, size_t s);
 
-/* Distribute the s-th segment of every rank's result to all ranks. `spread` sends directly;
- * `collect` is only its receiving part. `pass_around` sends around the ring, with channels
+/* Distribute the s-th segment of every rank's result to all ranks. `spread` sends it directly;
+ * `collect` only receives what `spread` sends. `pass_around` sends around the ring, with channels
  * `channel` to channel + nranks - 2. */
 void dd_builder_spread(dd_builder *builder, size_t s, size_t channel);
 void dd_builder_collect(dd_builder *builder, size_t s, size_t channel);

@@ -7,31 +7,30 @@
 
 #include <stdlib.h>
 
-/* Memory from `first` up to the next cell. Cells begin at both ends of each range that a step
- * writes, so a step writes all of a cell or nothing; reading part of a cell counts as reading
- * all. */
+/* Memory from `first` up to the next cell. Cells begin and end where a written range does, so a
+ * step writes all of a cell or nothing; reading a part of a cell counts as reading all of it. */
 typedef struct cell {
-    size_t space; /* number of the block (space_of) */
-    size_t first; /* offset in the block */
+    size_t space; /* number of the block's memory (space_of) */
+    size_t first; /* offset of the cell in the block */
     uint32_t writer;
-    uint32_t reader; /* index in readers of the last reader since the write; or DD_NO_STEP */
+    uint32_t reader; /* index in readers: the last reader since the last write; or DD_NO_STEP */
 } cell;
 
 typedef struct reader {
     uint32_t step;
-    uint32_t before; /* index of the previous reader, or DD_NO_STEP */
+    uint32_t before; /* index in readers of the previous reader, or DD_NO_STEP */
 } reader;
 
 typedef struct order {
     dd_builder *builder;
-    int own_input; /* input block that may share the memory of own_output; -1 if none */
+    int own_input; /* input block that may share memory with block own_output; -1 if none */
     int own_output;
     cell *cells;
     size_t ncells;
     void *readers;
     uint32_t nreaders;
     uint32_t capacity;
-    uint32_t *waiter; /* by step: the latest step that was made to wait for it */
+    uint32_t *waiter; /* for each step: the latest step that waits for it already */
 } order;
 
 static size_t
@@ -47,8 +46,8 @@ space_of(const order *o, const dd_plan_range *range)
     return 1 + 2 * (range->buffer == DD_PLAN_INPUT ? (size_t)o->own_output : block);
 }
 
-/* Return true if the step copies this rank's own block. The copy needs no order: in place it does
- * nothing, and otherwise no other step touches its output. */
+/* Return true if the step copies this rank's own block. This needs no order: in place the copy does
+ * nothing, and otherwise no other step uses its output. */
 static bool
 is_own_copy(const order *o, const dd_plan_step *step)
 {
@@ -89,7 +88,7 @@ make_cells(order *o)
     }
 }
 
-/* Return the first cell that overlaps a range in `space` from `first` on. */
+/* Return the first cell in `space` that overlaps a range which begins at `first`. */
 static size_t
 find_cell(const order *o, size_t space, size_t first)
 {
@@ -126,7 +125,7 @@ note_read(order *o, uint32_t step, cell *c)
     }
 }
 
-/* If there are readers, waiting for them is enough: they have waited for the last writer. */
+/* If there are readers, wait only for these, because they have waited for the last writer. */
 static void
 note_written(order *o, uint32_t step, cell *c)
 {

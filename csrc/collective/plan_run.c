@@ -5,32 +5,32 @@
 
 #include <string.h>
 
-/* Local steps above this size are queued; smaller ones run immediately, with the lock held. */
+/* Larger local steps are queued; steps up to this size run immediately, with the lock held. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
 typedef struct plan_message {
-    dd_message message; /* is_posted is true while the transport has it */
-    uint32_t step;      /* the message's step; set when posted */
+    dd_message message; /* message.is_posted is true while the transport has the message */
+    uint32_t step;      /* index of the message's step; set when the message is posted */
 } plan_message;
 
 /* Fields are guarded by the engine's lock; const fields do not change after creation. */
 struct dd_plan_run {
-    dd_plan plan;              /* const */
-    const void **sources;      /* inputs of a fold that runs with the lock */
-    const void **step_sources; /* inputs of a fold that runs without the lock */
-    uint32_t *nwaiting;        /* by step: number of dependencies that have not ended */
-    plan_message *messages;    /* index: message number */
-    /* Steps in the order in which they may start; each step is listed once. Large local steps that
-     * wait reuse the entries of steps that have started. */
+    dd_plan plan;              /* const after creation */
+    const void **sources;      /* buffer for the inputs of a fold that runs with the lock */
+    const void **step_sources; /* buffer for the inputs of a fold that runs without the lock */
+    uint32_t *nwaiting;        /* [step]: number of its dependencies that have not ended */
+    plan_message *messages;    /* [message number]: the plan's messages */
+    /* Indices of steps, in the order in which they may start; each is listed once. Large local
+     * steps that wait are listed in entries of steps that have started. */
     uint32_t *queue;
     uint32_t nready, nstarted;
     uint32_t nlocal, ntaken;
     uint32_t nended;
-    size_t nbytes; /* const: size of the run and all memory that it owns */
+    size_t nbytes; /* const: bytes of the run and all memory that it owns */
     bool is_under_way;
     bool is_advancing; /* a caller up the stack is starting ready steps */
     bool is_failed;
-    dd_error error; /* set if is_failed */
+    dd_error error; /* the first error; set if is_failed */
     dd_coll_args args;
     dd_plan_run_options options;
 };
@@ -43,7 +43,7 @@ is_message(const dd_plan_step *step)
 
 /* ---- creation */
 
-/* The run is one allocation; arrays with the widest alignment come first. */
+/* Allocate the run and its arrays as one block; arrays with the widest alignment come first. */
 dd_status
 dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err)
 {
@@ -118,7 +118,7 @@ note_ended(dd_plan_run *run, uint32_t index)
     }
 }
 
-/* Run a local step, perhaps without the lock. Reads no field that changes during a run. */
+/* Run a local step, with or without the lock: it reads no field that changes during a run. */
 static void
 do_local(const dd_plan_run *run, uint32_t index, const void **sources)
 {
@@ -192,7 +192,7 @@ plan_run_end(dd_plan_run *run, const dd_error *error)
     run->options.on_done(run->options.ctx, error);
 }
 
-/* Cancel the messages that the transport has, and end the run. */
+/* Cancel the messages that the transport still has, and end the run. */
 static void
 end_failed(dd_plan_run *run)
 {
@@ -213,8 +213,8 @@ plan_run_note_failed(dd_plan_run *run, const dd_error *error)
     }
 }
 
-/* Record a failed message. The sizes of messages follow from all ranks' calls, so if a receive is
- * too small, the error is DD_MISMATCH, not only this caller's invalid argument. */
+/* Record a failed message. All ranks' calls determine the sizes of messages, so if a receive is too
+ * small, the error is DD_MISMATCH, not this caller's invalid argument. */
 static void
 note_message_failed(dd_plan_run *run, const dd_error *error)
 {
@@ -224,8 +224,8 @@ note_message_failed(dd_plan_run *run, const dd_error *error)
     }
 }
 
-/* Start all steps that may start. End the run if all steps have ended, or if it has failed. The run
- * must not be used after this call, unless it is known to be under way. */
+/* Start all steps that may start. End the run if all its steps have ended or it has failed. Do not
+ * use the run after this call, unless it is known to be under way. */
 static void
 plan_run_advance(dd_plan_run *run)
 {
@@ -314,7 +314,7 @@ dd_plan_run_catch_up_locked(dd_plan_run *run)
     if (!run->is_under_way || run->is_advancing) {
         return false;
     }
-    run->is_advancing = true; /* plan_run_on_message_done leaves the next steps to this call */
+    run->is_advancing = true; /* makes plan_run_on_message_done leave the next steps to this call */
     for (uint32_t i = 0; i < run->plan.nmessages; i++) {
         has_ended = dd_context_notify_success_locked(&run->messages[i].message) || has_ended;
     }

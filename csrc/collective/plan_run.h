@@ -14,20 +14,20 @@ typedef struct dd_plan_run dd_plan_run;
 dd_status dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err) DD_MUST_CHECK;
 void dd_plan_run_destroy(dd_plan_run *run); /* `run` may be NULL; it must not be under way */
 
-/* Return the bytes of scratch that a start needs, or the bytes of the run's own memory. */
+/* Return the bytes of scratch that each start needs, or the bytes of the run's own memory. */
 size_t dd_plan_run_scratch_nbytes(const dd_plan_run *run);
 size_t dd_plan_run_nbytes(const dd_plan_run *run);
 
 typedef struct dd_plan_run_options {
     dd_context *context;
-    /* The plan's ranks, as ranks of the context; NULL if they are equal. Must stay valid until the
+    /* The plan's ranks, as ranks of the context; NULL if the numbers agree. Must stay valid to the
      * end. */
     const int *ranks;
-    uint64_t sequence;      /* number of the group's collective */
+    uint64_t sequence;      /* number of the collective in its group */
     dd_signature signature; /* sent with all messages */
-    void *scratch;          /* aligned to 64 bytes; the run uses it until the end */
+    void *scratch;          /* memory aligned to 64 bytes, which the run uses until its end */
     /* Called once at the end, perhaps within start; `error` is NULL on success. May restart the
-     * run. A DD_MISMATCH is from the transport, which has named the rank and the difference. */
+     * run. A DD_MISMATCH has the transport's message, which names the rank and the difference. */
     void (*on_done)(void *ctx, const dd_error *error);
     void *ctx;
 } dd_plan_run_options;
@@ -38,24 +38,24 @@ void dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const 
 
 /* Take, do and end a waiting local step (at most about a segment of work). Only one step may be
  * taken at a time. do_step runs without the lock. take_step returns false if no step waits. The run
- * does not succeed before a taken step has ended. If the run fails first, its on_done must wait
- * until do_step has returned, and end_step must not be called. */
+ * cannot succeed before a taken step has ended. If the run fails first, its on_done must wait until
+ * do_step has returned, and then end_step must not be called. */
 bool dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step);
 void dd_plan_run_do_step(dd_plan_run *run, uint32_t step);
 void dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step);
-bool dd_plan_run_is_busy_locked(const dd_plan_run *run); /* true if a local step waits */
+bool dd_plan_run_is_busy_locked(const dd_plan_run *run); /* true if a step waits to be taken */
 
-/* Handle the messages that have succeeded, without waiting for the engine to report them. Return
- * true if there was one; the run may have ended then. */
+/* Handle messages that have succeeded, without waiting for the engine's report. Return true if
+ * there was one; the run may then have ended. */
 bool dd_plan_run_catch_up_locked(dd_plan_run *run);
 
 /* If the run is under way, end it with `error` and call on_done. */
 void dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error);
 
-/* Find the ranks of the context that unfinished receives wait for, each once. Return the number of
- * these ranks, at most max. */
+/* List each rank of the context for which an unfinished receive waits. Return their number, at most
+ * max. */
 int dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max);
-/* Append `rank` to `ranks` unless the list has it already. The list must have space. */
+/* Append `rank` to `ranks` unless it is listed already. The list must have space. */
 void dd_plan_run_note_rank(int *ranks, int *nranks, int rank);
 
 #endif

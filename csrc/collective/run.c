@@ -11,12 +11,12 @@
 #include <string.h>
 
 #define MAX_MOVES 16 /* pieces (some tens of us each) moved before other tasks have a turn */
-/* Longest time for which data is moved without the lock. The engine's driver serves no links until
- * then; a caller checks for signals afterwards. */
+/* Longest time for which data is moved without the lock. Until it ends, the driver of the engine
+ * serves no links, and a caller does not check for signals. */
 #define DRIVER_STAY_NS DD_NS_PER_MS
 #define CALLER_STAY_NS DD_WAIT_SLICE_NS
-/* Rounds, each of up to MAX_MOVES pieces, in which a failing group finishes complete calls; one
- * more per rank. Ranks that go on publishing data must not keep the lock busy for longer. */
+/* Rounds, each of up to MAX_MOVES pieces, in which a failing group completes calls; one more per
+ * rank. The limit keeps ranks that go on publishing data from holding the lock busy. */
 #define CATCH_UP_ROUNDS 16
 
 /* ---- legs */
@@ -28,7 +28,7 @@ static const dd_leg_ops *const ops_of_kind[] = {
     [DD_LEG_CARRIER] = &dd_leg_carrier,
 };
 
-/* On every route except a hierarchy, a collective is one leg. */
+/* The kind of the only leg that a collective has, on every route except a hierarchy. */
 static const dd_leg_kind only_leg[DD_LANE_COUNT][DD_ROUTE_CARRIED + 1] = {
     [DD_LANE_ARENA] = {[DD_ROUTE_LOCAL] = DD_LEG_ARENA},
     [DD_LANE_PLAN] = {[DD_ROUTE_FLAT] = DD_LEG_PLAN, [DD_ROUTE_CARRIED] = DD_LEG_CARRIER},
@@ -79,7 +79,7 @@ start_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     return true;
 }
 
-/* Inline, because most calls for a small collective find nothing to start. */
+/* Inline, because for a small collective most of these calls find nothing to start. */
 static inline bool
 start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
 {
@@ -88,7 +88,7 @@ start_next_leg(dd_run *run, dd_leg_lane number, dd_leg_lane other)
     return is_free && start_leg(run, number, other);
 }
 
-/* Record a failure. Only the first failure counts. */
+/* Record a failure of the collective. Only the first one counts. */
 static void
 run_note_failed(dd_run *run, const dd_error *error)
 {
@@ -111,7 +111,7 @@ cancel_legs(dd_run *run)
 
 /* ---- from start to end */
 
-/* Carry out a small collective in a group of one rank; false if it is not small. */
+/* Carry out a small collective in a group of one rank. Return false if it is not small. */
 static bool
 copy_single_rank(const dd_coll_args *args)
 {
@@ -194,7 +194,7 @@ run_complete(dd_run *run)
     run->call.on_done(run->call.ctx, run->error.code != DD_OK ? &run->error : NULL);
 }
 
-/* Start all legs that can start. The order of the lanes only affects how soon messages are sent. */
+/* Start all legs that can start. The lanes' order affects only how soon messages are sent. */
 static void
 start_legs(dd_run *run)
 {
@@ -215,7 +215,7 @@ run_has_ended(const dd_run *run)
            (run->lanes[DD_LANE_PLAN].is_finished && run->lanes[DD_LANE_ARENA].is_finished);
 }
 
-/* A loop instead of a recursion, because the collective that on_done posts may end here as well. */
+/* Loop instead of recursing: on_done may post the next collective, which may end here as well. */
 static void
 run_advance(dd_run *run)
 {
@@ -256,7 +256,7 @@ update_task(dd_run *run)
     }
 }
 
-/* Called when a plan's leg has ended. */
+/* Handle the end of a plan's leg. */
 static void
 run_on_leg_done(dd_run *run, const dd_error *error)
 {
@@ -300,7 +300,7 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
 
 /* ---- pieces */
 
-/* Take a piece. The arena comes first: a plan's step may take as long as many of its pieces. */
+/* Take a piece: first of the arena, because a plan's step may take as long as many arena pieces. */
 static bool
 take_piece(dd_run *run, const dd_leg_ops *stuck, dd_run_piece *piece)
 {
@@ -451,8 +451,8 @@ progress_task(dd_task *task)
     return has_moved;
 }
 
-/* Return true if the driver may sleep. It may if a thread is moving data: this thread later drives,
- * or wakes the driver. The arena's lane comes last, because other ranks ring from then on. */
+/* Return true if the driver may sleep. While a thread moves data it may: that thread then drives,
+ * or wakes the driver. The arena's lane comes last, because from then on other ranks ring. */
 static bool
 run_fall_asleep(dd_task *task)
 {

@@ -2,12 +2,13 @@
  * hierarchy.
  *
  * On one host with an arena, all collectives use the arena. On several hosts, all_reduce,
- * broadcast, reduce and barrier use the arenas inside the hosts and plans between them, in which as
- * many local ranks as the smallest host has carry a share (hierarchy.h); all_gather and
+ * broadcast, reduce and barrier use the arenas inside the hosts and plans between them, in which
+ * each host has as many carriers as the smallest host has ranks (hierarchy.h); all_gather and
  * reduce_scatter do so if all hosts have equally many ranks. The order of the folds is then "host
  * by host": in rank order inside a host, then over the hosts in the order of the algorithm between
  * them. All other collectives are plans between all ranks; if the selection is flat or there is no
- * arena, all collectives are. A single rank also runs a plan, but copies small data immediately. */
+ * arena, all collectives are so. A single rank also runs a plan, but copies small data
+ * immediately. */
 #ifndef DD_COLLECTIVE_RUN_H
 #define DD_COLLECTIVE_RUN_H
 
@@ -21,14 +22,14 @@
  * ranks must pass the same selection and segment_nbytes, and either every host with several ranks
  * has an arena, or none has. */
 typedef struct dd_run_env {
-    dd_engine *engine; /* for one rank, engine and context may be NULL */
+    dd_engine *engine; /* engine and context may be NULL for a single rank */
     dd_context *context;
     const dd_topology *topology;
     dd_arena *arena; /* NULL if there is none; a rank alone on its host needs none */
     dd_selection selection;
-    size_t segment_nbytes;                                      /* 0 to use the selection's */
-    bool is_crowded;                                            /* more ranks on this host than cores */
-    void (*wake)(void *ctx, int local);                         /* rings a local rank's bell */
+    size_t segment_nbytes;              /* maximum bytes of a message; 0: choose by the selection */
+    bool is_crowded;                    /* more ranks on this host than cores */
+    void (*wake)(void *ctx, int local); /* called to ring a local rank's bell */
     void (*want_region)(void *ctx, int local, uint32_t region); /* see dd_arena_op_options */
     void *ctx;
 } dd_run_env;
@@ -39,7 +40,7 @@ typedef struct dd_run dd_run;
  * most 2 MiB of scratch and the plans of the last few shapes. During a large collective it uses up
  * to 16 MiB more, or the scratch that its plan needs. */
 dd_status dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err) DD_MUST_CHECK;
-void dd_run_destroy(dd_run *run); /* NULL is allowed; must be idle; call without the lock */
+void dd_run_destroy(dd_run *run); /* must be idle; call without the lock; NULL is allowed */
 
 /* Let the carrier move the data of the calls that its library supports; the caller keeps ownership.
  * Call at most once, while nothing is under way. */
@@ -50,13 +51,13 @@ dd_carrier *dd_run_carrier(const dd_run *run); /* NULL if there is none */
  * between polls. After some time it is true, because other ranks then cause the delay.
  * *awake_until_ns must be 0 before the first call. */
 bool dd_run_may_nap(int64_t *awake_until_ns);
-bool dd_run_yields_locked(const dd_run *run);            /* true if a poll yields the core */
+bool dd_run_yields_locked(const dd_run *run); /* true if a poll of the collective yields the core */
 uint64_t dd_run_count_carried_locked(const dd_run *run); /* collectives handed to the carrier */
 /* Return true if the carrier's library may still use a cancelled collective's arrays. */
 bool dd_run_keeps_memory_locked(const dd_run *run);
 
 typedef struct dd_run_call {
-    /* Checked arguments; root is a rank of the group. Arrays and blocks must stay valid to the
+    /* Checked arguments; `root` is a rank of the group. Arrays and blocks must stay valid to the
      * end. */
     dd_coll_args args;
     dd_signature signature;
@@ -75,27 +76,27 @@ void dd_run_start_locked(dd_run *run, const dd_run_call *call);
  * this works for at most about a millisecond. Large data is moved without the lock, for about
  * DD_WAIT_SLICE_NS at most; afterwards the run may be in any state. */
 bool dd_run_progress_locked(dd_run *run);
-/* Use all data that other ranks have published or sent, and end the collective if no data is
- * missing; do the same for calls that on_done starts. The lock is kept, so callbacks may call this.
- * If another thread is moving a piece, wait for it and take it over. The work is bounded by the
- * data that other ranks can have left: their slots of the arena, and messages. */
+/* Use all data that other ranks have published or sent, and end the collective if it has all its
+ * data; then do the same for calls that on_done starts. Keeps the lock, so callbacks may call this.
+ * If another thread is moving a piece, wait for the piece and take it over. The work is bounded by
+ * the data that other ranks can have left: in their slots of the arena, and in messages. */
 void dd_run_catch_up_locked(dd_run *run);
 /* Return true if dd_run_progress_locked can help, because the collective waits for shared memory.
  * Messages do not count: they are handled when the engine is driven. */
 bool dd_run_needs_polling_locked(const dd_run *run);
-/* Return true if a thread moves data without the lock: do not use the arena. False for NULL. */
+/* Return true if a thread moves data without the lock: then do not use the arena. NULL: false. */
 bool dd_run_is_moving_locked(const dd_run *run);
-void dd_run_recall_locked(dd_run *run); /* make the mover lock soon (about 100 us) */
+void dd_run_recall_locked(dd_run *run); /* the mover should lock soon (100 us) */
 /* Wait, without releasing the lock, until the piece that is being moved is done (about 100 us).
  * Call before ending the collective. `run` may be NULL. */
 void dd_run_halt_locked(dd_run *run);
-bool dd_run_must_yield_locked(dd_run *run); /* true if ranks that this one awaits need this CPU */
+bool dd_run_must_yield_locked(dd_run *run); /* true if an awaited rank needs this CPU */
 /* End the current collective with `error`, and call on_done. The run is unusable afterwards if an
  * arena was used. */
 void dd_run_cancel_locked(dd_run *run, const dd_error *error);
 
-/* Find ranks that the collective waits for, as far as this rank knows. Return the number of these
- * ranks, at most max. Some of them may have joined the collective and be waiting as well. */
+/* Find ranks that the collective waits for, as far as this rank knows; some may have joined and be
+ * waiting as well. Return the number of these ranks, at most max. */
 int dd_run_missing_locked(const dd_run *run, int *ranks, int max);
 
 /* Return the two sides of a DD_MISMATCH. `rank` is a rank of the group, or -1 if the transport has

@@ -1,5 +1,5 @@
-/* Ranks without a common board compare their calls by the carrier, before it gets their data: by a
- * small all_reduce and, if it shows a difference, an all_gather that shows which rank differs. */
+/* Ranks without a common board compare their calls by the carrier before it gets their data: a
+ * small all_reduce shows whether any rank differs; if so, an all_gather shows which one. */
 #include "collective/run_internal.h"
 
 #include "core/mem.h"
@@ -10,8 +10,8 @@
 
 _Static_assert(sizeof(dd_signature) % sizeof(uint64_t) == 0, "a signature is whole words");
 
-/* Minima over all ranks of the signature's words, and of the words' complements. The minima of the
- * complements give the maxima of the words. */
+/* Minima over all ranks: of each word of the signature, and of its complement. The latter gives the
+ * maximum of the word. */
 typedef struct word_range {
     uint64_t words[SIGNATURE_WORDS];
     uint64_t complements[SIGNATURE_WORDS];
@@ -23,7 +23,7 @@ struct dd_run_comparison {
     word_range own_words;
     word_range all;
     dd_signature *signatures; /* [nranks]: the signatures of all ranks */
-    size_t *counts;           /* [nranks], followed by the offsets [nranks + 1] */
+    size_t *counts;           /* [nranks]; the offsets [nranks + 1] follow in the same memory */
 };
 
 dd_status

@@ -11,15 +11,15 @@
 /* Memory that is kept between collectives. */
 typedef struct dd_run_buffer {
     void *memory;
-    char *data; /* aligned to 64 bytes */
+    char *data; /* memory aligned to 64 bytes */
     size_t nbytes;
 } dd_run_buffer;
 
 /* A plan that is kept for later collectives of the same shape. */
 typedef struct dd_run_plan {
-    dd_plan_run *plan; /* NULL if the entry is free */
+    dd_plan_run *plan; /* NULL if this entry of the table is free */
     const dd_algorithm *algorithm;
-    void *key; /* everything that the plan depends on (write_key) */
+    void *key; /* all facts that the plan depends on, as bytes (write_key) */
     size_t key_nbytes;
     uint64_t last_use;
 } dd_run_plan;
@@ -36,8 +36,8 @@ typedef enum dd_run_route {
 typedef struct dd_leg_ops dd_leg_ops;
 
 typedef enum dd_leg_state {
-    DD_LEG_STUCK, /* waits for other ranks; the call changed nothing */
-    DD_LEG_MOVED, /* progress was made, or run->on_leg_done has got the leg's end */
+    DD_LEG_STUCK, /* waits for other ranks; the last call changed nothing */
+    DD_LEG_MOVED, /* progress was made, or the leg's end was passed to run->on_leg_done */
     DD_LEG_DONE,
     DD_LEG_FAILED,
     DD_LEG_DECLINED, /* no data was moved: the collective must run without a carrier */
@@ -46,11 +46,11 @@ typedef enum dd_leg_state {
 /* A part of a leg's work, which one thread takes, moves and ends. */
 typedef struct dd_run_piece {
     const dd_leg_ops *ops;
-    bool is_large;        /* to be moved without the engine's lock */
-    bool is_long;         /* takes as long as many other pieces */
-    int64_t stay_ns;      /* how long `move` may go on to later pieces without the lock; else 0 */
-    uint32_t step;        /* for a plan: the step that was taken */
-    dd_arena_state state; /* for the arena: its state after the piece */
+    bool is_large;        /* must be moved without the engine's lock */
+    bool is_long;         /* moving takes as long as many other pieces */
+    int64_t stay_ns;      /* how long `move` may go on to later pieces without the lock, or 0 */
+    uint32_t step;        /* of a plan: index of the taken step */
+    dd_arena_state state; /* of the arena: its state after the piece was moved */
 } dd_run_piece;
 
 /* One kind of leg. A leg is moved in pieces: take one, move it, end it. Only `move` may be called
@@ -62,9 +62,9 @@ struct dd_leg_ops {
     bool (*take)(dd_run *run, dd_run_piece *piece);
     void (*move)(dd_run *run, dd_run_piece *piece); /* NULL if `end` does all the work */
     dd_leg_state (*end)(dd_run *run, const dd_run_piece *piece, dd_error *error);
-    /* Use arrived messages that are not reported yet. Return true if there was one. May be NULL. */
+    /* Use messages that have arrived but are not reported. True if there was one. May be NULL. */
     bool (*catch_up)(dd_run *run);
-    /* Before the driver sleeps: arrange to be woken. Return false if the leg must be polled
+    /* Called before the driver sleeps: arrange to be woken. Return false if the leg must be polled
      * again. */
     bool (*may_sleep)(dd_run *run);
     /* Append the ranks that the leg waits for to `ranks`; return their new number, at most max. */
@@ -75,18 +75,18 @@ struct dd_leg_ops {
     bool (*needs_core)(dd_run *run);
     /* Return true if polling the leg yields the core by itself. NULL means never. */
     bool (*does_poll_yield)(const dd_run *run);
-    bool is_polled;   /* progress shows only when polled, not by a message */
-    bool has_threads; /* a library's threads take part and need cores as well */
+    bool is_polled;   /* progress shows only in polls of the leg, not by a message */
+    bool has_threads; /* the library's own threads take part, and need cores as well */
 };
 
 extern const dd_leg_ops dd_leg_arena, dd_leg_plan, dd_leg_carrier;
 
 /* One of the two sequences of legs of a collective. */
 typedef struct dd_run_lane {
-    dd_leg leg;                /* the leg that ends next */
+    dd_leg leg;                /* the lane's next leg to end */
     bool has_leg;              /* `leg` is set */
     bool is_finished;          /* no legs are left */
-    const dd_leg_ops *running; /* the kind of `leg` while it is under way; else NULL */
+    const dd_leg_ops *running; /* kind of `leg` while that is under way, else NULL */
     uint64_t nended;
 } dd_run_lane;
 
@@ -100,8 +100,8 @@ typedef struct dd_run_wanted {
 typedef struct dd_run_arena {
     dd_arena_op_options options;
     bool is_large;
-    dd_arena_ranks bells;  /* local ranks that must be woken */
-    dd_run_wanted *wanted; /* [2 * ranks of this host]: each input and output once */
+    dd_arena_ranks bells;  /* local ranks whose bells must be rung */
+    dd_run_wanted *wanted; /* [2 * local ranks]: requested inputs and outputs */
     int nwanted;
 } dd_run_arena;
 
@@ -111,28 +111,28 @@ typedef struct dd_run_arena {
  * an operation of the arena, or a step of a plan) is moved without the lock: a thread takes a piece
  * with the lock, moves it, and ends it with the lock. Until the piece is ended, no other thread
  * takes a piece or uses the arena. In the arena, the thread continues to later pieces without the
- * lock and polls for other ranks, so that large collectives do not lock more often. The thread
- * locks again at the end of the operation, to wake a rank or request a region, after stay_ns, and
- * when another thread recalls it.
+ * lock and polls for other ranks, so that large collectives take the lock rarely. The thread locks
+ * again at the end of the operation, to wake a rank or request a region, after stay_ns, and when
+ * another thread recalls it.
  *
  * A thread that ends the collective waits, with the lock, until the piece is moved (is_moving is
  * false), and takes the piece over. So a mover must not wait for the lock while is_moving is true:
  * it keeps wake-ups and requests until the piece is ended. */
 typedef struct dd_run_mover {
-    uint64_t taken;          /* number of the piece that is moved without the lock; 0 if none */
-    uint64_t npieces;        /* piece numbers used so far */
-    dd_run_piece piece;      /* the taken piece; its thread writes it while is_moving */
+    uint64_t taken;          /* number of the piece moved without the lock; 0 if none */
+    uint64_t npieces;        /* number of the last piece that was moved without the lock */
+    dd_run_piece piece;      /* the taken piece; only its thread writes it while is_moving */
     atomic_bool is_moving;   /* the piece is being moved; cleared without the lock */
-    atomic_bool is_recalled; /* another thread waits: the mover should lock soon */
-    unsigned nabsent;        /* movers that will lock again, possibly after the collective */
-    bool is_catching_up;     /* pieces are moved with the lock (dd_run_catch_up_locked) */
+    atomic_bool is_recalled; /* a request to the mover to lock soon: another thread waits */
+    unsigned nabsent;        /* movers that must lock again, perhaps after the collective */
+    bool is_catching_up;     /* dd_run_catch_up_locked moves pieces with the lock */
 } dd_run_mover;
 
 /* State of a collective whose data a carrier moves. */
 typedef enum dd_carried_state {
     DD_CARRIED_GATHERING, /* waiting until all ranks of this host have joined */
     /* The library has a call in the following states: */
-    DD_CARRIED_COMPARING, /* comparing the calls of ranks that share no board */
+    DD_CARRIED_COMPARING, /* comparing the calls of ranks that have no common board */
     DD_CARRIED_LOCATING,  /* finding the rank whose call differs */
     DD_CARRIED_UNDER_WAY,
 } dd_carried_state;
@@ -142,29 +142,29 @@ typedef struct dd_run_comparison dd_run_comparison;
 typedef struct dd_run_carried {
     dd_carrier *carrier;           /* NULL if there is none; const once set */
     dd_conversion *conversion;     /* owned */
-    dd_run_comparison *comparison; /* owned; NULL if all share a board, or the library kept it */
+    dd_run_comparison *comparison; /* owned; NULL if all share a board or the library kept it */
     dd_carried_state state;
-    dd_arena_ranks awaited; /* ranks of this host that have not joined */
+    dd_arena_ranks awaited; /* ranks of this host that have not joined the call */
     const dd_carried_call *call;
     bool is_supported; /* the library supports `call` */
     dd_carried operation;
-    int64_t awake_until_ns; /* argument of dd_run_may_nap */
-    dd_timer poll_timer;    /* wakes the sleeping driver, so that it polls the library */
+    int64_t awake_until_ns; /* argument of dd_run_may_nap, kept between polls */
+    dd_timer poll_timer;    /* wakes the sleeping driver so that it polls the library */
     uint64_t ncalls;
-    bool is_memory_kept; /* the library may still use the arrays of a cancelled operation */
+    bool is_memory_kept; /* the library may still use an abandoned call's arrays */
 } dd_run_carried;
 
 typedef enum dd_run_phase {
     DD_RUN_IDLE,
-    DD_RUN_POSTED, /* `call` is set; none of its legs has been started */
+    DD_RUN_POSTED, /* `call` is set, but no leg has been started */
     DD_RUN_UNDER_WAY,
 } dd_run_phase;
 
 struct dd_run {
     dd_run_env env;     /* const */
-    bool is_hierarchic; /* const: true if the hierarchy may be used */
+    bool is_hierarchic; /* const: true if collectives may use the hierarchy */
     dd_hierarchy hierarchy;
-    dd_task task; /* in the engine if has_task */
+    dd_task task; /* in the engine while has_task is true */
     bool has_task;
 
     dd_run_phase phase;
@@ -172,9 +172,9 @@ struct dd_run {
     dd_run_route route;
     dd_run_lane lanes[DD_LANE_COUNT];
     bool is_advancing; /* run_advance is on the call stack, and will see every change */
-    dd_error error;    /* the first failure; code DD_OK if none */
+    dd_error error;    /* the collective's first failure; code DD_OK if there is none */
     dd_arena_mismatch mismatch;
-    /* Const: reports the end of a plan's leg (NULL for success), and starts the next leg. */
+    /* Const. Ends a plan's leg, with NULL for success, and starts the next leg. */
     void (*on_leg_done)(dd_run *run, const dd_error *error);
 
     dd_run_mover mover;
@@ -182,27 +182,27 @@ struct dd_run {
     dd_run_carried carried;
 
     dd_run_plan plans[DD_RUN_NPLANS];
-    dd_run_plan *plan;             /* the plan under way, or NULL */
-    const dd_algorithm *algorithm; /* algorithm of the latest plan */
+    dd_run_plan *plan;             /* the kept plan that is in use, or NULL */
+    const dd_algorithm *algorithm; /* algorithm of the plan that was used last */
     uint64_t nuses;
-    dd_run_buffer scratch; /* scratch of the hierarchy */
+    dd_run_buffer scratch; /* the hierarchy's scratch */
     dd_run_buffer plan_scratch;
-    dd_run_buffer key; /* key of the plan that is being sought */
+    dd_run_buffer key; /* key of the plan that is being looked for */
 };
 
 /* ---- run_mover.c */
 
 /* Move a taken piece, without the lock if the piece is large. Return false if another thread took
- * the piece over while the lock was free: the run may then be in any state. */
+ * the piece over while the lock was free; the run may then be in any state. */
 bool dd_run_move_piece(dd_run *run, dd_run_piece *piece);
-/* Wait for the piece that another thread moves, and take it over. Return false if there is none. */
+/* Wait until another thread has moved its piece; take the piece over. False if there is none. */
 bool dd_run_take_over_piece(dd_run *run, dd_run_piece *piece);
-/* Wait until all threads that have moved data have locked again. Call without the lock. */
+/* Wait until all threads that moved data have taken the lock again. Call without the lock. */
 void dd_run_wait_for_movers(dd_run *run);
 
 /* ---- leg_arena.c */
 
-/* Up to this size, data is moved with the engine's lock: it takes less than a microsecond. */
+/* Data up to this size is moved with the engine's lock held, because that takes less than 1 us. */
 #define DD_RUN_LOCKED_NBYTES ((size_t)16384)
 
 void dd_run_init_arena(dd_run *run);
@@ -215,20 +215,20 @@ bool dd_run_has_carrier(const dd_run *run); /* true if a carrier can take the co
 /* ---- run_compare.c: a carrier's ranks compare their calls by calls of the library */
 
 dd_status dd_run_create_comparison(int nranks, dd_run_comparison **comparison, dd_error *err) DD_MUST_CHECK;
-void dd_run_destroy_comparison(dd_run_comparison *comparison); /* may be NULL */
-/* dd_run_compare returns the library's call that compares all ranks' calls. When it has ended,
- * dd_run_is_same returns true if all ranks called the same. */
+void dd_run_destroy_comparison(dd_run_comparison *comparison); /* NULL is allowed */
+/* dd_run_compare returns the library's call that compares the calls of all ranks. When that call
+ * has ended, dd_run_is_same returns true if all ranks have called the same collective. */
 const dd_carried_call *dd_run_compare(dd_run_comparison *comparison, const dd_signature *own);
 bool dd_run_is_same(const dd_run_comparison *comparison);
-/* dd_run_gather_signatures returns the library's call that gathers all signatures. When it has ended,
- * dd_run_find_different returns the first rank that differs from this one, or -1 if none does. */
+/* dd_run_gather_signatures returns the library's call that gathers all signatures. When that call
+ * has ended, dd_run_find_different returns the first rank that differs from this one, or -1. */
 const dd_carried_call *dd_run_gather_signatures(dd_run_comparison *comparison, int nranks);
 int dd_run_find_different(const dd_run_comparison *comparison, int nranks,
                           const dd_signature **peer_signature);
 
 /* ---- run_plans.c */
 
-/* Find or make a plan for the collective of `leg`, and reserve its scratch. The plan is run->plan
+/* Find or make a plan for the leg's collective, and reserve its scratch. The plan is run->plan
  * until dd_run_release_plan. */
 dd_status dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err) DD_MUST_CHECK;
 void dd_run_release_plan(dd_run *run);

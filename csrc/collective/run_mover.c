@@ -3,7 +3,7 @@
 
 #include "core/system.h"
 
-/* Return false if another thread took the piece over before this thread had locked again. */
+/* Move a piece, and lock again. Return false if another thread has taken the piece over. */
 static bool
 move_unlocked(dd_run *run, dd_run_piece *piece)
 {

@@ -104,7 +104,7 @@ build(const dd_run *run, const dd_leg *leg, dd_run_plan *made, dd_error *err)
     return status;
 }
 
-/* Make a plan for run->key, and replace the plan in the entry `plan`. */
+/* Make a plan for run->key, and store it in the entry `plan` instead of the entry's old plan. */
 static dd_status
 make_plan(const dd_run *run, const dd_leg *leg, size_t key_nbytes, dd_run_plan *plan, dd_error *err)
 {

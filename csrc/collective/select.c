@@ -50,7 +50,7 @@ dd_algorithm_find(dd_coll coll, const char *name)
     return NULL;
 }
 
-/* The first rule that matches, and whose algorithm supports the blocks' sizes, is used
+/* Rules in order: the first one that matches and whose algorithm supports the blocks' sizes is used
  * (docs/contributing/selection.md). */
 typedef struct select_rule {
     dd_coll coll;
@@ -247,7 +247,7 @@ clamp(size_t value, size_t least, size_t most)
 /* A pipeline needs several segments, each large enough to hide the fixed cost of a message. */
 #define MIN_SEGMENT (32 * KIB)
 #define MAX_SEGMENT (512 * KIB)
-#define MAX_SCRATCH (64 * MIB) /* for two sets of scratch with a segment of each rank */
+#define MAX_SCRATCH (64 * MIB) /* limit of two scratch sets that have a segment of each rank */
 
 size_t
 dd_select_segment_nbytes(const dd_select_query *query)

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* Number hosts in the order of their lowest ranks, and ranks in order on each host. `number` maps
+/* Number hosts in the order of their lowest ranks, and each host's ranks in order. `number` maps
  * the caller's host numbers to the topology's host numbers plus one; the caller must zero it. */
 static void
 number_hosts(dd_topology *topology, const int *host_of, int *number)

@@ -12,20 +12,20 @@ typedef struct dd_topology {
     int nranks;
     int nhosts;
     int host;         /* number of this rank's host */
-    int local;        /* this rank's index among the ranks of its host */
-    int *host_of;     /* [nranks]: a rank's host; hosts are numbered by their lowest ranks */
-    int *local_of;    /* [nranks]: a rank's index among the ranks of its host, in rank order */
-    int *nlocal_of;   /* [nhosts]: number of ranks on a host */
+    int local;        /* index of this rank among the ranks of its host */
+    int *host_of;     /* [nranks]: each rank's host; hosts are numbered by their lowest ranks */
+    int *local_of;    /* [nranks]: index of each rank among the ranks of its host, in rank order */
+    int *nlocal_of;   /* [nhosts]: number of ranks on each host */
     int nlocal;       /* number of ranks on this rank's host */
     int *local_ranks; /* [nlocal]: the ranks on this rank's host, in order */
-    int min_nlocal;   /* fewest ranks on a host: each host can have this many carriers */
+    int min_nlocal;   /* fewest ranks on a host: so many carriers fit on every host */
     int max_nlocal;
-    int *ranks_at; /* [nranks]: the ranks, host by host */
-    int *first_of; /* [nhosts]: index in ranks_at of a host's first rank */
+    int *ranks_at; /* [nranks]: the ranks, sorted by host */
+    int *first_of; /* [nhosts]: index in ranks_at of each host's first rank */
 } dd_topology;
 
-/* Initialise. host_of[r] identifies the host of rank r: a number below nranks, equal for all ranks
- * of a host. DD_INVALID_ARGUMENT if `rank` is not below nranks. */
+/* Initialise. host_of[r] must identify the host of rank r: a number below nranks, equal for all
+ * ranks of a host. DD_INVALID_ARGUMENT if `rank` is not below nranks. */
 dd_status dd_topology_init(dd_topology *topology, int rank, int nranks, const int *host_of,
                            dd_error *err) DD_MUST_CHECK;
 void dd_topology_fini(dd_topology *topology);

@@ -12,7 +12,7 @@
 #define ARENA_VERSION 8
 #define ARENA_HEADER_BYTES ((size_t)4096)
 #define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* for the buffers of all slots together */
-#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20) /* for all slots: see dd_arena_find_space */
+#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20) /* for the staging space of all slots together */
 
 _Static_assert(sizeof(arena_record) == ARENA_SPACING, "a record is two lines");
 _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
@@ -25,7 +25,7 @@ control_nbytes(int nranks)
     return dd_arena_round_up(sizeof(arena_control) + tables, ARENA_SPACING);
 }
 
-/* With few ranks, buffers are larger, so that ranks wait for each other less often. */
+/* With few ranks, use larger buffers, so that ranks wait for each other less often. */
 static size_t
 buffer_nbytes(int nranks)
 {
@@ -42,8 +42,8 @@ staging_nbytes(int nranks)
     return wanted > buffers ? wanted : buffers;
 }
 
-/* Slots are whole pages. A rank touches the pages of its own slot first, when it stages data, so
- * that they lie in the rank's NUMA node. */
+/* Slots are whole pages: a rank touches its own slot's pages first, when it stages data, so that
+ * these pages lie in the rank's NUMA node. */
 static size_t
 slot_nbytes(int nranks)
 {
@@ -190,7 +190,7 @@ map_shared(dd_arena *arena, int fd, dd_error *err)
         return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of a shared arena of %zu bytes failed",
                                   nbytes);
     }
-    /* A forked child must not use the arena. */
+    /* Unmap the arena in forked children, which must not use it. */
     (void)dd_sys_madvise(memory, nbytes, MADV_DONTFORK);
     arena->memory = memory;
     arena->shared = memory;
@@ -314,7 +314,7 @@ dd_arena_close(dd_arena *arena)
     if (arena == NULL) {
         return;
     }
-    /* In a forked child, this address is unmapped, or has another mapping. */
+    /* In a forked child, this address is unmapped or belongs to another mapping. */
     bool is_mapped = arena->memory != NULL && arena->generation == dd_fork_generation();
     if (is_mapped && !arena->is_borrowed) {
         (void)dd_sys_munmap(arena->memory, arena->geometry.nbytes);

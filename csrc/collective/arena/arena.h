@@ -62,25 +62,25 @@ dd_arena_ranks_pop(dd_arena_ranks *ranks)
 }
 
 /* Create the memory of an arena for nranks ranks, as a sealed memfd; close *fd with dd_fork_close.
- * Untouched pages use no memory. The full size is dd_arena_nbytes: about 256 KiB per rank and 1 MiB
- * of results, at least 2 MiB. Pass is_crowded if there are more ranks than cores: ranks then take
- * turns, and in an all_reduce any running rank does the work that is left. */
+ * Untouched pages use no memory; the size of all pages is dd_arena_nbytes: about 256 KiB per rank
+ * and 1 MiB of results, at least 2 MiB. Pass is_crowded if there are more ranks than cores: ranks
+ * then take turns, and in an all_reduce any running rank does the work that is left. */
 dd_status dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err) DD_MUST_CHECK;
 size_t dd_arena_nbytes(int nranks);
-/* Map the arena's memory as rank `rank`. The caller keeps the descriptor. DD_PROTOCOL if `fd` is
- * not an arena for nranks ranks, or was created by a build with another layout. */
+/* Map the arena's memory as rank `rank`. The caller keeps `fd`. DD_PROTOCOL if `fd` is not an arena
+ * for nranks ranks, or was created by a build with another layout. */
 dd_status dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
-void dd_arena_add_cpus(dd_arena *arena); /* publish the CPUs that this rank may run on */
-/* Return true, on all ranks or none, if there are more ranks than CPUs or the creator passed
- * is_crowded. Call after all ranks have attached and added their CPUs, and before the first
+void dd_arena_add_cpus(dd_arena *arena); /* publish the CPUs on which this rank may run */
+/* Return true if there are more ranks than CPUs or the creator passed is_crowded; all ranks get the
+ * same result. Call after all ranks have attached and added their CPUs, and before the first
  * operation. */
 bool dd_arena_is_crowded(dd_arena *arena);
 void dd_arena_close(dd_arena *arena); /* `arena` may be NULL */
 
-/* Return the bytes of data memory accounted to this rank: its slot, and on rank 0 the results. */
+/* Return the bytes of this rank's data memory: its slot and, on rank 0, the results. */
 size_t dd_arena_data_nbytes(const dd_arena *arena);
-/* Return this rank's data memory to the system; later writes allocate it again. Call between
- * operations, after all ranks have finished reading. */
+/* Return this rank's data memory to the system; later writes allocate it again. Must be called
+ * between operations, after all ranks have finished reading. */
 dd_status dd_arena_release_memory(dd_arena *arena, dd_error *err) DD_MUST_CHECK;
 
 /* Publish that this rank has failed. The first operation that this rank has not ended fails on all
@@ -94,8 +94,8 @@ dd_status dd_arena_release_memory(dd_arena *arena, dd_error *err) DD_MUST_CHECK;
  * Call this while no thread moves data of the operation under way. */
 void dd_arena_poison(dd_arena *arena);
 /* Call after dd_arena_poison: find the bytes of this rank that other ranks may still write for the
- * operation under way. Return false if there are none. A rank that is stopped in the middle of a
- * copy cannot be waited for, so the caller must detach these bytes from the shared memory. */
+ * operation under way. Return false if there are none. The caller must detach these bytes from the
+ * shared memory, because a rank that is stopped in the middle of a copy cannot be waited for. */
 bool dd_arena_find_written(const dd_arena *arena, dd_block *block);
 
 /* ---- regions: memory of a rank that other ranks map, so that its data need not be copied into
@@ -111,11 +111,11 @@ void dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id);
 
 typedef struct dd_arena_op_options {
     dd_signature signature;
-    uint64_t sequence; /* reported in dd_arena_mismatch */
-    /* Called after a publication, for each rank to wake. May be NULL. */
+    uint64_t sequence; /* number of the operation, as reported in dd_arena_mismatch */
+    /* Called after this rank has published, for each rank that must be woken. May be NULL. */
     void (*wake)(void *ctx, int rank);
-    /* Called if another rank's region is needed and has not been added. The operation stays blocked
-     * until dd_arena_add_region. May be NULL. */
+    /* Called if a region of another rank is needed and has not been added. The operation stays
+     * blocked until dd_arena_add_region adds the region. May be NULL. */
     void (*want_region)(void *ctx, int owner, uint32_t id);
     void *ctx;
 } dd_arena_op_options;
@@ -126,17 +126,17 @@ typedef struct dd_arena_op_options {
 void dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_options *options);
 
 typedef enum dd_arena_state {
-    DD_ARENA_BLOCKED, /* waits for other ranks; the call changed nothing */
+    DD_ARENA_BLOCKED, /* other ranks are awaited; the call changed nothing */
     DD_ARENA_MOVED,   /* progress was made: call again */
     DD_ARENA_DONE,
     DD_ARENA_MISMATCH, /* two ranks disagree (dd_arena_get_mismatch); the arena is unusable */
-    DD_ARENA_BROKEN,   /* another rank wrote malformed data */
+    DD_ARENA_BROKEN,   /* another rank wrote malformed data into the arena */
 } dd_arena_state;
 
-/* Advance the operation by at most about a chunk of work (tens of microseconds). */
+/* Advance the operation by at most about a chunk of work, which takes tens of microseconds. */
 dd_arena_state dd_arena_progress(dd_arena *arena);
 /* Return true if dd_arena_progress would return DD_ARENA_BLOCKED until another rank publishes.
- * Meant for polling: this copies and compares nothing. After false, call dd_arena_progress, which
+ * Cheap enough for polling: copies and compares nothing. After false, call dd_arena_progress, which
  * may still return DD_ARENA_BLOCKED. Both functions cancel an earlier dd_arena_fall_asleep. */
 bool dd_arena_is_blocked(dd_arena *arena);
 
@@ -144,11 +144,11 @@ bool dd_arena_is_blocked(dd_arena *arena);
  * Return false if the awaited rank has published already: do not sleep. */
 bool dd_arena_fall_asleep(dd_arena *arena);
 
-dd_arena_ranks dd_arena_missing(const dd_arena *arena); /* ranks whose publication is awaited */
+dd_arena_ranks dd_arena_missing(const dd_arena *arena); /* ranks that must publish next */
 
-void dd_arena_note_cpu(dd_arena *arena); /* publish the CPU of this thread; publications also do */
-/* Return true if rank k, or one of the missing ranks, was last seen on this thread's CPU: it can
- * publish only after the caller yields the CPU. */
+void dd_arena_note_cpu(dd_arena *arena); /* publish this thread's CPU; publications also do */
+/* Return true if rank k, or one of the missing ranks, was last seen on this thread's CPU: that rank
+ * can publish only after the caller yields the CPU. */
 bool dd_arena_must_yield_to(const dd_arena *arena, int k);
 bool dd_arena_must_yield(const dd_arena *arena);
 
@@ -157,9 +157,9 @@ bool dd_arena_must_yield(const dd_arena *arena);
 typedef struct dd_arena_mismatch {
     int rank;
     int other;
-    dd_signature signature;       /* of the call of `rank` */
-    dd_signature other_signature; /* of the call of `other` */
-    uint64_t sequence;            /* number of the operation; an earlier one if compared late */
+    dd_signature signature;       /* signature of the call of `rank` */
+    dd_signature other_signature; /* signature of the call of `other` */
+    uint64_t sequence;            /* number of the operation in which they differ; maybe earlier */
     bool is_size;
     uint64_t nbytes, other_nbytes; /* if is_size: block size on `rank` and on `other` */
 } dd_arena_mismatch;

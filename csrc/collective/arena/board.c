@@ -5,23 +5,23 @@
 
 #include <string.h>
 
-/* AWAITS_POSTS is cleared when the rank's bell is rung, and set when the rank next takes posts.
- * AWAITS_POSITIONS is set while the rank sleeps in a carrier's call. */
+/* Bits of `awaits`. AWAITS_POSTS is cleared when the rank's bell is rung, and set when the rank
+ * next takes posts. AWAITS_POSITIONS is set while the rank sleeps in a carrier's call. */
 #define AWAITS_POSTS UINT64_C(1)
 #define AWAITS_POSITIONS UINT64_C(2)
 
-/* A position is one word, sequence << 1 | INSIDE, so that both parts change together. */
+/* A position is one word, sequence << 1 | INSIDE, so that its two parts change together. */
 #define INSIDE UINT64_C(1)
 
 struct arena_board {
-    _Alignas(128) _Atomic uint64_t position;           /* sequence << 1 | INSIDE (store-release) */
+    _Alignas(128) _Atomic uint64_t position;           /* sequence << 1 | INSIDE; store-release */
     _Atomic uint64_t version;                          /* odd while the signature is written */
-    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed: `version` detects a torn read */
+    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed: `version` shows torn reads */
     _Alignas(128) dd_park_bits awaits;                 /* AWAITS_POSTS | AWAITS_POSITIONS */
-    _Atomic uint32_t has_left;                         /* stored with release */
+    _Atomic uint32_t has_left;                         /* 1 once it has left; store-release */
     _Atomic uint32_t cause_nbytes;                     /* store-release, once `cause` is complete */
     uint8_t cause[DD_ARENA_CAUSE_MAX];
-    /* Relaxed; written before AWAITS_POSTS is set. Older arenas leave lost_nbytes at 0. */
+    /* Relaxed; written before AWAITS_POSTS is set. Older builds leave lost_nbytes at 0. */
     _Atomic uint64_t lost_nbytes;
     _Atomic uint32_t lost_to;
 };

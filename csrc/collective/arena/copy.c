@@ -12,17 +12,17 @@
 #include "kernels/copy.h"
 
 #define STREAM_MIN_BYTES ((size_t)4096)
-/* Data above this size is timed both ways. Smaller data of crowded ranks, which often share a core,
- * goes through the caches: copying it past them takes 1.6 times as long. */
+/* Data above this size is timed both ways, through and past the caches. Smaller data of crowded
+ * ranks, which often share a core, goes through the caches: past them takes 1.6 times as long. */
 #define UNTRIED_MAX_BYTES ((size_t)16384)
-/* A trial skips the operations of one turn around the slot, but at most this many, because data
- * that the other way has left in the caches distorts their times. */
+/* A trial first skips the operations of one turn around the slot, at most this many, because data
+ * that the other way of copying has left in the caches distorts their times. */
 #define NTRIALS_BEFORE_MAX 32
 
-/* Outputs of this size, over all ranks, have left the caches before they are used. If they are
- * written past the caches, their lines need not be read first. Times through the caches / past
- * them, measured on two cores: 2 ranks, 128 MiB 1.2 to 1.7, 32 MiB 0.8 to 1.1; 4 ranks, 32 MiB 1.2
- * to 1.7; 8 and 16 ranks, from 64 MiB on 1.2 to 3.7, and all_to_all 0.8 to 1.9. */
+/* Outputs of this size in bytes, over all ranks, have left the caches before they are used. If
+ * written past the caches, their lines need not be read first. Measured ratio of times, through /
+ * past the caches, on two cores: 2 ranks, 128 MiB 1.2 to 1.7, 32 MiB 0.8 to 1.1; 4 ranks, 32 MiB
+ * 1.2 to 1.7; 8 and 16 ranks, from 64 MiB on 1.2 to 3.7, and all_to_all 0.8 to 1.9. */
 #define TAKE_PAST_MIN_BYTES ((size_t)64 << 20)
 #define TAKE_PAST_MIN_BYTES_CROWDED ((size_t)32 << 20)
 
@@ -40,9 +40,9 @@ takes_past_caches(const dd_arena *arena)
     return nbytes >= min_nbytes / (size_t)nreceivers;
 }
 
-/* Return true if this rank times the operation. If all ranks receive, rank 0 does. A sending root
- * does if its data fills its slot twice, so that the root waits for readers. In other kinds of
- * collectives, only readers know the time. */
+/* Return true if this rank times the operation: rank 0 if all ranks receive; a sending root if its
+ * data fills its slot twice, so that the root waits for readers; a reader in other kinds of
+ * collectives, because only readers know the time. */
 static bool
 is_timing_rank(const dd_arena *arena)
 {
@@ -60,7 +60,7 @@ copy_bit_of(const dd_arena *arena)
     return UINT32_C(1) << arena->op.args->coll;
 }
 
-/* Publish to all ranks how operations of this kind are copied. */
+/* Publish to all ranks whether operations of this kind are copied past the caches. */
 static void
 publish_streaming(dd_arena *arena, bool is_streaming)
 {
@@ -122,7 +122,7 @@ dd_arena_choose_copy(dd_arena *arena)
     }
 }
 
-/* The time that this rank waits for other ranks' headers does not count. */
+/* Exclude the time for which this rank waits for other ranks' headers. */
 void
 dd_arena_stop_clock(dd_arena *arena)
 {

@@ -1,16 +1,16 @@
-/* Shared folds: in an all_reduce of more than a few bytes, one rank folds each share of the array
- * for all ranks. The rules are at the top of layout.h. */
+/* Shared folds: in an all_reduce of more than a few bytes, each share of the array is folded
+ * (reduced) by one rank for all ranks. The rules are at the top of layout.h. */
 #include "collective/arena/state.h"
 #include "kernels/copy.h"
 
-/* From these sizes on, folding each share on one rank is worth a second synchronisation. Measured
- * times of folding the whole array on each rank / in shares: two ranks whose cores share a cache,
- * equal at 64 KiB (2.25 us); without a shared cache 5.2 / 4.7 us at 64 KiB, 2.7 / 3.1 at 32 KiB;
- * four ranks on two cores 6.7 / 8.6 us at 16 KiB, 19 / 14.5 at 64 KiB. */
+/* From these sizes in bytes on, it is worth a second synchronisation to fold each share on one
+ * rank. Measured times of folding the whole array on each rank / in shares: two ranks whose cores
+ * share a cache, equal at 64 KiB (2.25 us); without a shared cache 5.2 / 4.7 us at 64 KiB, 2.7 /
+ * 3.1 at 32 KiB; four ranks on two cores 6.7 / 8.6 us at 16 KiB, 19 / 14.5 at 64 KiB. */
 #define FOLD_MIN_BYTES_PAIR ((size_t)65536)
 #define FOLD_MIN_BYTES_MANY ((size_t)32768)
-/* If ranks take turns on the cores, shares are better from this size on: the last rank to arrive
- * folds everything, and no rank waits for it again. */
+/* If ranks take turns on the cores, shares are faster from this size on: the last rank to arrive
+ * folds all shares, and no rank waits for it a second time. */
 #define FOLD_MIN_BYTES_CROWDED ((size_t)2048)
 
 size_t
@@ -19,12 +19,12 @@ dd_arena_fold_min(int nranks, bool is_crowded)
     return is_crowded ? FOLD_MIN_BYTES_CROWDED : nranks == 2 ? FOLD_MIN_BYTES_PAIR : FOLD_MIN_BYTES_MANY;
 }
 
-#define PIECE_BYTES ((size_t)32768) /* results are copied on while in the nearest caches */
+#define PIECE_BYTES ((size_t)32768) /* pieces of results, copied on from the nearest caches */
 
 /* ---- chunks and shares */
 
 typedef struct share {
-    size_t start; /* offset in the array */
+    size_t start; /* byte offset in the array */
     size_t nbytes;
 } share;
 
@@ -36,7 +36,7 @@ whole_lines(size_t nbytes, size_t nparts)
     return (each / ARENA_LINE + (each % ARENA_LINE != 0)) * ARENA_LINE;
 }
 
-/* Return the k-th part, which has `each` bytes, clipped to the end of `entire`. */
+/* Return part k of `entire` if each part has `each` bytes; the last part ends with `entire`. */
 static share
 fold_part_of(share entire, size_t each, int k)
 {
@@ -44,7 +44,7 @@ fold_part_of(share entire, size_t each, int k)
     return (share){.start = entire.start + before, .nbytes = dd_arena_smaller(entire.nbytes - before, each)};
 }
 
-/* Return the size of a share if each rank stages up to `nbytes` of a chunk. */
+/* Return the size of a share if each rank may stage up to `nbytes` of a chunk. */
 static size_t
 share_capacity(const dd_arena *arena, size_t nbytes)
 {
@@ -125,7 +125,7 @@ staging_of(const dd_arena *arena, int k, uint64_t chunk)
     return arena->slots[k].buffers + (chunk == 0 ? arena->peers[k].offset : 0);
 }
 
-/* A rank does not stage a share that it folds itself, so its later shares move up. */
+/* Return the place of share k. A rank does not stage its own share, so later ones move up. */
 static size_t
 staged_at(const dd_arena *arena, int from, uint64_t chunk, int k)
 {
@@ -151,14 +151,14 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
 
 /* ---- folding */
 
-/* Return the rank that folds share k; claim the share for this rank if it is unclaimed. */
+/* Return the rank that folds share k; claim the share for this rank if no rank has claimed it. */
 static int
 claim_share(dd_arena *arena, int k, uint64_t chunk)
 {
     _Atomic uint64_t *claim = &arena->slots[k].control->claim;
     uint64_t number = arena->nchunks + chunk + 1;
-    /* A claim need not order data, which the marks do; it only excludes other ranks. Acquire keeps
-     * a later claim from being visible before this load (load buffering,
+    /* A claim only excludes other ranks; the data is ordered by the marks. Acquire keeps a later
+     * claim from being visible before this load (load buffering,
      * docs/contributing/memory-orders.md). */
     uint64_t seen = atomic_load_explicit(claim, memory_order_acquire);
     while (seen >> ARENA_CLAIM_BITS < number) {
@@ -169,8 +169,8 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
         }
     }
     int claimer = (int)(seen & ((1 << ARENA_CLAIM_BITS) - 1));
-    /* A claim that names this rank or no rank is corrupt. Returning k then gives a wrong result but
-     * no overrun. */
+    /* A claim that names this rank or no rank is corrupt. Then return k: the result is wrong, but
+     * no memory is overrun. */
     return claimer < arena->nranks && claimer != arena->rank ? claimer : k;
 }
 
@@ -200,7 +200,7 @@ dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_write_result *
     return true;
 }
 
-/* The results of chunks rotate through the memory for results, as staged data does in slots. */
+/* The results of chunks rotate through their memory, as staged data does in slots. */
 static uint8_t *
 results_of(const dd_arena *arena, uint64_t chunk)
 {
@@ -213,7 +213,7 @@ results_of(const dd_arena *arena, uint64_t chunk)
     return arena->results + (arena->nchunks + chunk) % (ARENA_RESULTS_SPACE_BYTES / each) * each;
 }
 
-/* Copy a piece to the shared results of the chunk that is being folded. */
+/* Copy a piece of the result to the shared results of the chunk that is being folded. */
 static void
 write_shared_result(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {
@@ -287,7 +287,7 @@ in_place_share_of(const arena_op *op, int nranks, int k)
     return fold_part_of((share){.nbytes = op->nbytes}, whole_lines(op->nbytes, (size_t)nranks), k);
 }
 
-/* Copy a piece to all other ranks' outputs, except the edges, which each rank copies for itself. */
+/* Copy a piece of the result to all other ranks' outputs, except edges, which their ranks copy. */
 static void
 write_each_output(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {

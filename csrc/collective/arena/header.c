@@ -168,7 +168,7 @@ are_flags_valid(const dd_arena *arena, int k, uint64_t flags)
            ((flags ^ op->call->flags) & ARENA_IS_PARTIAL) == 0;
 }
 
-/* Read the offset of rank k's data from its header. Return false if the header is malformed. */
+/* Read from rank k's header the offset of its data. Return false if the header is malformed. */
 static bool
 read_location(dd_arena *arena, int k)
 {
@@ -197,13 +197,13 @@ read_location(dd_arena *arena, int k)
 
 /* ---- comparing */
 
-/* A comparison of the headers of one operation, which is under way or an earlier one. */
+/* A comparison of one operation's headers: of the operation under way, or of an earlier one. */
 typedef struct header_check {
     dd_arena *arena;
     uint32_t number;
     const arena_call *call;
     arena_block_info *block_infos;
-    const dd_arena_ranks *known; /* ranks whose headers are present, including this rank */
+    const dd_arena_ranks *known; /* ranks whose headers are present, and this rank */
     bool is_under_way;
 } header_check;
 
@@ -218,7 +218,7 @@ blame_signature(const header_check *check, int k, const uint64_t *words)
     return DD_ARENA_MISMATCH;
 }
 
-/* Record a mismatch of sizes. Sizes are compared only after the signatures have matched, so both
+/* Record a mismatch of sizes. As sizes are compared only after the signatures have matched, both
  * calls have the same signature. */
 static dd_arena_state
 blame_size(const header_check *check, int rank, uint64_t theirs, int other, uint64_t ours)
@@ -264,8 +264,8 @@ table_or(const header_check *check, int owner, arena_table table, int k)
 }
 
 /* Compare the size that rank `from` sends to rank `to` with the size that `to` expects. In the
- * operation under way, take this rank's sizes from its blocks, not from its tables in shared
- * memory, which a faulty rank may have changed. */
+ * operation under way, this rank's sizes come from its blocks, because a faulty rank may have
+ * changed its tables in shared memory. */
 static dd_arena_state
 compare_pair(const header_check *check, int from, int to)
 {
@@ -289,7 +289,7 @@ compare_pair(const header_check *check, int from, int to)
                                : blame_size(check, from, sent, to, expected);
 }
 
-/* Compare all pairs, also those without this rank, so that every rank sees a mismatch. */
+/* Compare all pairs of ranks, even without this rank, so that every rank sees a mismatch. */
 static dd_arena_state
 compare_pairs(const header_check *check)
 {

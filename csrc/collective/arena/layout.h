@@ -52,26 +52,26 @@
 #include <stdatomic.h>
 
 #define ARENA_NBUFFERS 4
-#define ARENA_WINDOW 8 /* operations that a rank may be ahead of the last one it has verified */
+#define ARENA_WINDOW 8 /* maximum number of operations since a rank's last verified one */
 #define ARENA_NRECORDS (2 * ARENA_WINDOW)
 #define ARENA_LINE ((size_t)64)
-/* Processors fetch cache lines in pairs, so data that different ranks write is two lines apart. */
+/* Data of different ranks is two cache lines apart, because processors fetch lines in pairs. */
 #define ARENA_SPACING ((size_t)128)
 #define ARENA_PAGE ((size_t)4096)
-/* Data of this size or more is staged in a new place each time, unless ranks share cores and
+/* Data of at least this size is staged in a new place each time, unless ranks share cores and
  * caches. */
 #define ARENA_ROTATED_MIN_BYTES ((size_t)4096)
-/* Maximum size of the part of a chunk that a rank stages. Larger chunks leave the nearest caches
- * before they are folded. */
+/* Maximum bytes of a chunk that a rank stages. Larger chunks leave the nearest caches before they
+ * are folded. */
 #define ARENA_CHUNK_BYTES ((size_t)262144)
 #define ARENA_RESULTS_BYTES ((size_t)524288)
-#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20) /* results of smaller chunks rotate here */
+#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20) /* results of smaller chunks rotate in it */
 
-/* The words of a record after its mark. Small data is sent in the header itself: an 8-byte
- * all_reduce moves one cache line from rank to rank. Data in regions needs no payload; its header
- * has the regions' ids and offsets there. */
+/* Indices of the words of a record after its mark. Small data is sent in the header itself: an
+ * 8-byte all_reduce moves one cache line from rank to rank. For data in regions, which needs no
+ * payload, the payload words hold the regions' ids and offsets. */
 enum {
-    ARENA_WORD_SIGNATURE = 0, /* three words: a dd_signature */
+    ARENA_WORD_SIGNATURE = 0, /* a dd_signature, in three words */
     ARENA_WORD_NBYTES = 3,
     ARENA_WORD_FLAGS = 4,
     ARENA_WORD_PAYLOAD = 5,
@@ -86,49 +86,49 @@ enum {
 #define ARENA_PAYLOAD_BYTES ((size_t)ARENA_PAYLOAD_WORDS * 8)
 #define ARENA_SIGNATURE_WORDS (sizeof(dd_signature) / 8)
 
-/* Flags of a header: the location and the form of the rank's data. */
+/* Flags of a header: where a rank's data is, and in which form. */
 enum {
     ARENA_HAS_TABLES = 1 << 0, /* blocks differ in size: the sizes are in the tables */
     ARENA_IS_PARTIAL = 1 << 1,
     ARENA_IS_INLINE = 1 << 2,    /* the data is in the record */
-    ARENA_IN_REGION = 1 << 3,    /* inputs are read directly from a region of this rank */
-    ARENA_IN_PLACE = 1 << 4,     /* all_reduce; input and output in regions, nothing staged */
-    ARENA_SHARES_PAGES = 1 << 5, /* in place: the output's first or last page has other data */
+    ARENA_IN_REGION = 1 << 3,    /* inputs are read directly from a region of the rank */
+    ARENA_IN_PLACE = 1 << 4,     /* an all_reduce; input and output in regions, nothing staged */
+    ARENA_SHARES_PAGES = 1 << 5, /* in place: an edge page of the output has other data */
     ARENA_ALL_FLAGS = (1 << 6) - 1,
 };
 
 typedef enum arena_table {
-    ARENA_TABLE_SENT,     /* [k]: bytes sent to rank k */
-    ARENA_TABLE_RECEIVED, /* [k]: bytes expected from rank k */
+    ARENA_TABLE_SENT,     /* [k]: number of bytes sent to rank k */
+    ARENA_TABLE_RECEIVED, /* [k]: number of bytes expected from rank k */
     ARENA_NTABLES,
 } arena_table;
 
 #define ARENA_CLAIM_BITS 9
 _Static_assert(DD_ARENA_MAX_RANKS <= 1 << ARENA_CLAIM_BITS, "a claim has room for every rank");
 
-/* A bit for each rank. A rank sets its own bit; other ranks may clear it. */
+/* One bit for each rank. A rank sets its own bit; other ranks may clear it. */
 typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
 
 typedef struct arena_record {
-    _Alignas(128) _Atomic uint64_t mark; /* stored with release: covers all data written before */
+    _Alignas(128) _Atomic uint64_t mark; /* stored with release; covers all data written before */
     /* Relaxed: a faulty rank may write anything at any time. Read each word once, then check it. */
     _Atomic uint64_t words[ARENA_NWORDS];
 } arena_record;
 
-/* Memory that only its rank writes, except `claim`. The slot's tables and buffers follow it. */
+/* Memory that only its own rank writes, except `claim`. The slot's tables and buffers follow. */
 typedef struct arena_control {
-    arena_record records[ARENA_NRECORDS];   /* index: operation number % ARENA_NRECORDS */
-    _Alignas(128) _Atomic uint32_t awaited; /* while asleep: the only rank that wakes this one */
-    _Atomic uint32_t cpu;                   /* CPU of the last publication + 1; 0 if unknown */
-    _Atomic uint32_t poisoned_from;         /* first operation not ended by this failed rank */
+    arena_record records[ARENA_NRECORDS];   /* index: number of the operation % ARENA_NRECORDS */
+    _Alignas(128) _Atomic uint32_t awaited; /* the only rank that wakes this one from its sleep */
+    _Atomic uint32_t cpu;                   /* CPU of the last publication, plus 1; 0 if unknown */
+    _Atomic uint32_t poisoned_from;         /* if failed: the first operation not ended */
     /* The claim to fold this rank's share of a chunk, written by the claiming rank: the chunk's
-     * number since the arena's creation, and in the lower ARENA_CLAIM_BITS the claiming rank. */
+     * number since the arena's creation; in the lower ARENA_CLAIM_BITS, the claiming rank. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
 /* The layout of the memory, and the numbers that determine the steps of an operation. All are const
- * after creation. A rank attaches only if all numbers equal its own, because ranks of builds with
- * other numbers would wait forever. */
+ * after creation. A rank may attach only if all numbers equal its own, because ranks of builds with
+ * different numbers would wait for each other forever. */
 typedef struct arena_geometry {
     uint64_t magic;
     uint64_t version;
@@ -137,7 +137,7 @@ typedef struct arena_geometry {
     uint64_t nrecords;
     uint64_t nbuffers;
     uint64_t buffer_nbytes;
-    uint64_t staging_nbytes; /* bytes of a slot for staging; at least the size of its buffers */
+    uint64_t staging_nbytes; /* bytes for staging in a slot; at least the size of its buffers */
     uint64_t spacing;
     uint64_t header_nbytes;
     uint64_t control_nbytes;
@@ -146,27 +146,27 @@ typedef struct arena_geometry {
     uint64_t results_nbytes;
     uint64_t results_space_nbytes;
     uint64_t boards_nbytes;
-    uint64_t fold_min_nbytes; /* dd_arena_fold_min of an arena that is not crowded */
+    uint64_t fold_min_nbytes; /* result of dd_arena_fold_min if the arena is not crowded */
     uint64_t crowded_fold_min_nbytes;
     uint64_t claimed_share_nbytes;
 } arena_geometry;
 
 typedef struct arena_shared {
     arena_geometry geometry;
-    uint64_t is_crowded;                        /* const: the creator passed is_crowded */
-    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* union of all ranks' CPU sets */
-    /* These three bit sets are read at every publication, and written rarely. */
+    uint64_t is_crowded;                        /* const: the creator's is_crowded */
+    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* union of the CPUs that the ranks may use */
+    /* The next three bit sets are read at every publication, and written rarely. */
     _Alignas(128) arena_bits asleep; /* ranks that sleep and must be woken */
     arena_bits poisoned;             /* failed ranks; never cleared */
-    arena_bits unregistered;         /* ranks whose process cannot be fenced yet (sync.c) */
-    /* A bit for each collective: its data is staged past the caches. A hint from ranks that have
+    arena_bits unregistered;         /* ranks whose process is not registered for fences (sync.c) */
+    /* One bit for each collective: stage its data past the caches. A hint from ranks that have
      * timed both ways (copy.c); written rarely, and read once per operation. */
     _Alignas(128) _Atomic uint32_t streaming;
 } arena_shared;
 
 /* ---- marks */
 
-/* Steps after all rounds. FOLDED: this rank has folded its share in place. CLOSED: this rank has
+/* Steps after all rounds. FOLDED: the rank has folded its share in place. CLOSED: the rank has
  * finished with all regions. */
 enum {
     ARENA_STEP_FOLDED = 0x40000000,

@@ -14,8 +14,8 @@ is_unused(const dd_arena *arena, size_t begin, size_t end)
     return end <= arena->geometry.staging_nbytes;
 }
 
-/* Try the space behind the latest lease; at the end of the slot, start again at 0. Copies through
- * the caches are twice as fast if the lines have left the readers' nearest caches: two ranks with
+/* Try the space after the latest lease; at the end of the slot, start again at 0. Copies through
+ * the caches are twice as fast if the lines have left the readers' nearest caches: for two ranks,
  * 64 KiB take 6 us this way, but 11 us if two places alternate. */
 static bool
 find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset)
@@ -25,8 +25,8 @@ find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset
     return is_unused(arena, *offset, *offset + nbytes);
 }
 
-/* Find space. Unless places rotate (find_next), try the start of the slot, then the end of each
- * lease: low places suit caches and pages. */
+/* Find space. Unless places rotate (find_next), try the start of the slot, and then the end of each
+ * lease, because low places suit caches and pages. */
 static bool
 find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset)
 {
@@ -74,7 +74,7 @@ end_oldest_if_read(dd_arena *arena)
 
 /* Waiting for space cannot deadlock. Until this operation's header is published, readers of the
  * previous operation hold at most half of the slot, or one place. All other leases end at marks
- * that do not need this rank. */
+ * that other ranks can reach without this rank. */
 bool
 dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *offset)
 {

@@ -7,7 +7,7 @@ round_down(size_t value, size_t multiple)
     return value / multiple * multiple;
 }
 
-/* Return the size of a part if a buffer has a part for each other rank. */
+/* Return the size of a part of a buffer that has one part for each other rank. */
 static size_t
 part_nbytes(const dd_arena *arena, size_t buffer_nbytes)
 {
@@ -16,7 +16,7 @@ part_nbytes(const dd_arena *arena, size_t buffer_nbytes)
     return round_down(part, part >= 4 * ARENA_LINE ? ARENA_LINE : DD_DTYPE_MAX_SIZE);
 }
 
-/* Return the index of the part for rank `to` in the slot of rank `from`. */
+/* Return the index of rank `to`'s part in the slot of rank `from`. */
 static size_t
 part_index(int from, int to)
 {
@@ -73,14 +73,14 @@ offset_of_round(const dd_arena *arena, int k, uint64_t round)
     return round == 0 ? offset : index * width * arena->geometry.buffer_nbytes;
 }
 
-/* Return the distance in a slot from one rank's part to the next. */
+/* Return the distance in a slot from the part for one rank to the next part. */
 static size_t
 stride_of(const dd_arena *arena, int k, uint64_t round)
 {
     return round == 0 ? arena->peers[k].stride : arena->op.round_nbytes;
 }
 
-/* Return the offset at which a round begins in a block, or in a part of a block. */
+/* Return the offset at which a round begins in a block or in a rank's part of a block. */
 static size_t
 start_of(const arena_op *op, uint64_t round)
 {
@@ -95,7 +95,7 @@ capacity_of(const arena_op *op, uint64_t round)
 
 /* ---- staging */
 
-/* Return the step that a reader publishes when it has finished with a round. */
+/* Return the step that a reader publishes when it has finished reading a round. */
 static uint32_t
 end_step_of(const arena_op *op, uint64_t round)
 {
@@ -189,7 +189,7 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
 
 /* ---- reading */
 
-/* Find the ranks that have data in this round; other ranks may not publish the round. */
+/* Find the ranks with data in this round; other ranks need not publish the round. */
 static const dd_arena_ranks *
 find_stagers(dd_arena *arena, uint64_t round)
 {
@@ -219,8 +219,8 @@ dd_arena_read_from(dd_arena *arena, uint64_t round)
     return op->call->traits->is_from_root ? &op->root : &arena->all_ranks;
 }
 
-/* Return the address of byte `offset` of rank k's block for this rank. If the block is staged, the
- * byte must be in this round. */
+/* Return the address of byte `offset` in the block that rank k has for this rank. If the block is
+ * staged, the byte must be in this round. */
 static const uint8_t *
 data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
 {
@@ -242,8 +242,8 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
            (offset - start_of(op, round));
 }
 
-/* Return the offset at which a round ends. The last round ends with the block, because data that is
- * not staged has no other rounds. */
+/* Return the offset at which a round ends. The last round ends at the end of the block, because
+ * data that is not staged has only one round. */
 static size_t
 end_of(const dd_arena *arena, uint64_t round, size_t nbytes)
 {
@@ -262,7 +262,7 @@ read_fold(dd_arena *arena, uint64_t round)
     return dd_arena_fold(arena, 0, end, NULL);
 }
 
-/* Copy one source's part of a round. Return true at the end. */
+/* Copy the part of a round that comes from one source. Return true at the end. */
 static bool
 copy_block(dd_arena *arena, int k, uint64_t round)
 {
@@ -291,7 +291,7 @@ read_copy(dd_arena *arena, uint64_t round)
 {
     arena_op *op = &arena->op;
     for (; op->source < arena->nranks; op->source++) {
-        /* Each rank starts with another source, so that readers spread over the slots. */
+        /* Each rank starts with a different source, to spread the readers over the slots. */
         int k = (arena->rank + op->source) % arena->nranks;
         if (dd_arena_is_sender(op->call, k) && !copy_block(arena, k, round)) {
             return false;

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define BUDGET_BYTES ((size_t)262144) /* about the most that one dd_arena_progress moves */
+#define BUDGET_BYTES ((size_t)262144) /* about the most bytes that one dd_arena_progress moves */
 
 /* ---- this rank's part */
 
@@ -49,7 +49,7 @@ fits_header(const dd_arena *arena, bool is_even)
            (is_even && (size_t)(arena->nranks - 1) * op->nbytes <= ARENA_PAYLOAD_BYTES);
 }
 
-/* Return the set of this rank and the ranks whose headers it needs before it continues. */
+/* Return this rank and the ranks whose headers it needs before it can continue. */
 static dd_arena_ranks
 find_needed_ranks(const dd_arena *arena)
 {
@@ -126,7 +126,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
 }
 
 /* Return true if a rank has failed in this operation or an earlier one. A rank that failed in a
- * later operation has ended this one. */
+ * later operation has ended this operation. */
 static bool
 has_any_failed(const dd_arena *arena)
 {
@@ -142,14 +142,14 @@ has_any_failed(const dd_arena *arena)
     return has_any;
 }
 
-/* Publish the header, with the first round's data if that is staged. */
+/* Publish the header, and with it the first round's data if that is staged. */
 static dd_arena_state
 open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     op->is_rejected = has_any_failed(arena);
     if (op->is_rejected) {
-        op->is_awaiting = false; /* no publication can unblock it */
+        op->is_awaiting = false; /* no publication of another rank unblocks it */
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = dd_arena_verify(arena, arena->number - 1);
@@ -173,7 +173,7 @@ open_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* Choose the steps. All ranks of a round know the same headers, and so choose the same. */
+/* Choose the steps. All ranks that share rounds know the same headers, and so choose alike. */
 static void
 choose_steps(dd_arena *arena)
 {
@@ -189,7 +189,7 @@ choose_steps(dd_arena *arena)
     op->is_in_place = (every & ARENA_IN_PLACE) != 0;
     op->has_edges = op->is_in_place && (any & ARENA_SHARES_PAGES) != 0;
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
-    /* A rank that expected an operation in place has staged nothing, so all ranks stage again. */
+    /* A rank that expected to work in place has staged nothing, so all ranks must stage again. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
     op->data_step = is_repeated;
     op->is_staged = !is_repeated;
@@ -253,9 +253,9 @@ op_read_round(dd_arena *arena, uint64_t round)
 }
 
 /* Return true if a rank whose region this rank has read has failed: the failed rank's caller may
- * have written other data there. A rank poisons the arena before its caller continues, so the data
- * is valid if there is no poison. The failure cannot concern only a later operation: the owner of a
- * region ends this operation only after this rank's last step. */
+ * have written other data there. A failed rank poisons the arena before its caller continues, so
+ * without poison the data is valid. The failure cannot concern only a later operation, because the
+ * owner of a region ends this operation only after this rank's last step. */
 static bool
 peer_aborted_during_read(const dd_arena *arena)
 {
@@ -267,7 +267,7 @@ peer_aborted_during_read(const dd_arena *arena)
         }
     }
     /* fetch_or(0), not a load: a read-modify-write is ordered with the one in dd_arena_poison. If
-     * this one comes first, all reads before it precede all that the lender's caller does next. */
+     * this one comes first, all reads before it precede all that the owner's caller does next. */
     bool is_poisoned = false;
     for (int i = 0; i < arena->nwords; i++) {
         is_poisoned =
@@ -295,7 +295,7 @@ end_op(dd_arena *arena)
     arena_op *op = &arena->op;
     if (op->is_shared_fold) {
         arena->nchunks += dd_arena_count_chunks(arena);
-        arena->nleases = 0; /* all chunks are folded, and no rank reads older data */
+        arena->nleases = 0; /* all chunks are folded; older data is no longer read */
     } else {
         dd_arena_shorten_leases(arena, dd_arena_step_of(op, op->nrounds - 1));
     }
@@ -304,7 +304,7 @@ end_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* A round is staged and published before the previous round is read, or after it: see layout.h. */
+/* Run a round: stage and publish it, before or after the previous round is read (see layout.h). */
 static dd_arena_state
 run_round(dd_arena *arena)
 {
@@ -340,7 +340,7 @@ op_copy_edges(dd_arena *arena)
     return close_regions(arena);
 }
 
-/* The owner of a region waits for all ranks that may have read it; in place, for all ranks. */
+/* Wait, as the owner of a region, for all ranks that may have read it; in place, for all ranks. */
 static dd_arena_state
 close_op(dd_arena *arena)
 {
@@ -383,7 +383,7 @@ op_step(dd_arena *arena)
     return state;
 }
 
-/* Return the number of the last operation whose headers a blocked rank compares. */
+/* Return the last operation whose headers a blocked rank compares. */
 static uint32_t
 last_compared(const dd_arena *arena)
 {
@@ -400,7 +400,7 @@ compare_while_blocked(dd_arena *arena)
     return state == DD_ARENA_MOVED ? DD_ARENA_BLOCKED : state;
 }
 
-/* Return false until the operation is opened: until then, progress checks for failed ranks. */
+/* Return false until the operation is opened, so that dd_arena_progress checks for failed ranks. */
 bool
 dd_arena_is_blocked(dd_arena *arena)
 {
@@ -427,7 +427,7 @@ dd_arena_progress(dd_arena *arena)
             state = compare_while_blocked(arena);
         }
         if (state == DD_ARENA_MISMATCH) {
-            op->phase = ARENA_IDLE; /* after a mismatch, no rank reads or writes */
+            op->phase = ARENA_IDLE; /* no rank reads or writes after a mismatch */
         }
         if (state != DD_ARENA_MOVED) {
             return state;
@@ -444,13 +444,13 @@ dd_arena_poison(dd_arena *arena)
 {
     arena_control *own_control = arena->slots[arena->rank].control;
     atomic_store_explicit(&own_control->poisoned_from, arena->nended + 1, memory_order_relaxed);
-    /* Poison before this rank's caller can write again: see peer_aborted_during_read. */
+    /* Poison the arena before this rank's caller can write again: see peer_aborted_during_read. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
 
 /* Other ranks write to this rank's memory only in an all_reduce in place: from when they have seen
- * all headers and no poison, until they publish ARENA_STEP_FOLDED. If a header is still missing
- * after this rank stored the poison, a rank that finds the header later also finds the poison. */
+ * all headers and no poison, until they publish ARENA_STEP_FOLDED. If a header is missing after
+ * this rank has stored the poison, a rank that finds the header later also finds the poison. */
 bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {

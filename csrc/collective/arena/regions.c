@@ -1,10 +1,10 @@
 #include "collective/arena/state.h"
 #include "core/mem.h"
 
-/* Below this size, copying costs less than the second synchronisation of a region. */
+/* Smaller data is staged: copying costs less than the second synchronisation of a region. */
 #define REGION_MIN_BYTES ((size_t)8192)
-/* Largest broadcast to one receiver that is read from a region. A larger array is in no cache, and
- * from a region only the receiver works; if the root stages, both work. Times relative to private
+/* Largest broadcast to one receiver that is read from a region. Larger arrays are in no cache; from
+ * a region only the receiver copies, but when staged, both ranks do. Times relative to private
  * arrays: 16 MiB take 1.15 times as long from a region, 1.03 staged; 8 MiB take 0.9 from a
  * region. */
 #define ONE_READER_MAX_BYTES ((size_t)12 << 20)
@@ -51,7 +51,7 @@ dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id)
     }
 }
 
-/* Return the region of `owner` that contains all of the bytes; NULL if there is none. */
+/* Return the region of `owner` that contains all these bytes, or NULL if there is none. */
 static const arena_region *
 find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes)
 {
@@ -77,8 +77,8 @@ offset_in(const arena_region *region, const void *data)
 
 /* Return true if the block shares its first or last page with other bytes. Other ranks write to an
  * offered output. If the operation fails, the output's pages are detached from these ranks
- * (dd_arena_find_written), which must not affect other bytes that a thread of the caller may be
- * writing. So other ranks write only whole pages, unless the block ends with the region. */
+ * (dd_arena_find_written), which must not affect other bytes, as a thread of the caller may be
+ * writing these. So other ranks write only whole pages, unless the block ends with the region. */
 static bool
 shares_pages(const arena_region *region, const dd_block *block)
 {
@@ -87,7 +87,7 @@ shares_pages(const arena_region *region, const dd_block *block)
     return start % ARENA_PAGE != 0 || (end % ARENA_PAGE != 0 && end != region->nbytes);
 }
 
-/* Set the sizes of an output's edges. `start` is the offset of the output in its region. */
+/* Set the sizes of an output's edges. `start` is the output's offset in its region. */
 static void
 measure_edges(arena_peer *peer, bool is_sharing, size_t start, size_t nbytes)
 {
@@ -115,7 +115,7 @@ offer_in_place(dd_arena *arena)
     return ARENA_IN_PLACE | (is_sharing ? ARENA_SHARES_PAGES : 0);
 }
 
-/* Offer the blocks for other ranks if all of them lie in one region; else return 0. */
+/* Offer the blocks to other ranks if all of them lie in one region; otherwise return 0. */
 static uint64_t
 offer_blocks(dd_arena *arena)
 {
@@ -156,8 +156,8 @@ dd_arena_offer_regions(dd_arena *arena)
         return offer_blocks(arena);
     }
     const dd_block *input = &op->args->inputs[0];
-    /* Other ranks may read a region until the operation closes, but ranks of a prefix (scan) write
-     * their outputs earlier. */
+    /* Do not offer inputs that outputs overwrite: other ranks may read a region until the operation
+     * closes, but ranks of a prefix (scan) write their outputs earlier. */
     bool is_overwritten = op->call->traits->is_prefix && input->data == op->args->outputs[0].data;
     const arena_region *region =
         is_overwritten ? NULL : find_region(arena, arena->rank, input->data, input->nbytes);
@@ -174,8 +174,8 @@ typedef struct arena_region_ref {
     int id_word;
     bool is_split;
     uint64_t nbytes;
-    dd_arena_ranks *wanted; /* owners whose region has been requested already */
-    size_t offset;          /* result: offset in the region */
+    dd_arena_ranks *wanted; /* owners whose region has already been requested */
+    size_t offset;          /* result: offset of the data in the region */
 } arena_region_ref;
 
 static dd_arena_state
@@ -236,7 +236,7 @@ map_input(dd_arena *arena, int owner)
                            .nbytes = dd_arena_received_nbytes(arena, owner),
                            .wanted = &op->wanted_in};
     if (in.nbytes == 0) {
-        return DD_ARENA_MOVED; /* nothing is read, and the owner may not have set an offset */
+        return DD_ARENA_MOVED; /* no bytes are read, and the owner may not have set an offset */
     }
     uint8_t *input = NULL;
     dd_arena_state state = map_region_ref(arena, owner, &in, &input);

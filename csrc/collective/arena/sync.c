@@ -8,7 +8,7 @@
 
 /* Ranks sleep by the protocol of core/park.h. The fence that a publisher would need costs as much
  * as the rest of a small operation, so the sleeper, which has time, makes one fence for both sides
- * (core/fence.h). This needs every rank's process to be registered for fences, which takes some
+ * (core/fence.h). For this, every rank's process must be registered for fences, which takes some
  * time; until then, publishers order their own stores. A rank publishes that its process is
  * registered between operations, when the rank cannot be asleep; then it fences before each
  * sleep. */
@@ -47,7 +47,7 @@ wake_sleepers(dd_arena *arena)
             atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
     }
     for (int k = dd_arena_ranks_pop(&asleep); k >= 0; k = dd_arena_ranks_pop(&asleep)) {
-        /* `awaited` is loaded after `asleep`, so it is at least as new as the bit. Acquire keeps
+        /* Load `awaited` after `asleep`, so that it is at least as new as the bit. Acquire keeps
          * later stores from being visible before (load buffering,
          * docs/contributing/memory-orders.md). */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_acquire);
@@ -55,7 +55,7 @@ wake_sleepers(dd_arena *arena)
                                 dd_park_take(&arena->shared->asleep[k / 64], sync_bit_of(k));
         if (is_awaiting_this && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
-            arena->op.budget = 0; /* ring the bell before more data is moved */
+            arena->op.budget = 0; /* stop, to ring the bell before more data is moved */
         }
     }
 }
@@ -123,7 +123,7 @@ dd_arena_publish(dd_arena *arena, uint32_t step)
     }
 }
 
-/* If the record has a later operation's mark, rank k has finished the operation of `mark`. */
+/* Return true if rank k has reached `mark`: its record then has this mark or a later one. */
 static bool
 has_reached(const dd_arena *arena, int k, uint64_t mark)
 {
@@ -159,7 +159,7 @@ dd_arena_have_reached(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mar
         op->is_awaiting = false;
         return true;
     }
-    /* Do not check ranks again that have already reached the mark. */
+    /* Check only the ranks that had not reached the mark at the last check. */
     bool is_same = op->is_awaiting && op->awaited_mark == mark && op->awaited_of == ranks;
     op->is_awaiting = dd_arena_find_missing(arena, is_same ? &op->awaited : ranks, mark, &op->awaited);
     op->awaited_mark = mark;
@@ -181,7 +181,7 @@ dd_arena_missing(const dd_arena *arena)
     return missing;
 }
 
-/* An unregistered rank needs no fence: all publishers then order their stores themselves. */
+/* Fence all ranks, if this rank is registered; otherwise all publishers order their own stores. */
 static bool
 fence_all(const dd_arena *arena)
 {
@@ -194,20 +194,20 @@ dd_arena_fall_asleep(dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_ranks missing;
     if (!op->is_awaiting) {
-        /* A rank that waits for space in its slot must retry. If opening is blocked (is_rejected),
-         * the report of the failure wakes this rank. */
+        /* A rank that waits for space in its slot must retry, so it must not sleep. If opening is
+         * blocked (is_rejected), the report of the failure wakes this rank. */
         return op->phase != ARENA_OPENING || op->is_rejected;
     }
     if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing)) {
         return false;
     }
-    /* Await only one of the missing ranks: when it has published, this rank checks again. */
+    /* Await only one of the missing ranks: once that rank has published, check the others again. */
     dd_arena_ranks first = missing;
     arena_control *own_control = arena->slots[arena->rank].control;
     atomic_store_explicit(&own_control->awaited, (uint32_t)dd_arena_ranks_pop(&first), memory_order_relaxed);
     dd_park(&arena->shared->asleep[arena->rank / 64], sync_bit_of(arena->rank));
     arena->has_slept = true;
-    /* Without the fence, publishers may miss this rank's bit. */
+    /* Without the fence, publishers may not see this rank's bit. */
     bool is_fenced = fence_all(arena);
     dd_arena_ranks remaining;
     (void)dd_arena_find_missing(arena, &missing, op->awaited_mark, &remaining);
