@@ -8,26 +8,26 @@
 #include <string.h>
 
 #define CHECK_ALL_NS (2 * DD_NS_PER_S)
-#define GENERATIONS_MAX 4 /* meetings to search for a rank that is not in the last one */
-#define NAME_ROOM 120     /* space for one rank in a text, in bytes */
+#define GENERATIONS_MAX 4 /* number of meetings to search for a rank missing from the last one */
+#define NAME_ROOM 120     /* bytes for one rank in a text */
 #define CHECK_NS (500 * DD_NS_PER_MS)
 #define CHECK_NS_PER_RANK (DD_NS_PER_MS / 2)
 #define NO_CHECK_NS (3600 * DD_NS_PER_S)
 #define REFUSED_ROOM 256
-#define CHECK_RANKS_MAX 16 /* most ranks to look up in the store per check */
+#define CHECK_RANKS_MAX 16 /* maximum number of ranks that one check looks up in the store */
 
 /* ---- attendance */
 
 typedef struct attendance {
     int npresent;
-    bool is_cut;      /* the deadline passed before all ranks were checked */
-    int first_absent; /* the lowest missing rank; -1 if there is none */
+    bool is_cut;      /* the deadline passed before all ranks had been checked */
+    int first_absent; /* the lowest missing rank; -1 if no rank is missing */
     char present[340];
     char absent[220];
-    dd_error check_error; /* the failure that prevented the check; code DD_OK if there was none */
+    dd_error check_error; /* why the ranks could not be checked; code DD_OK if they could */
 } attendance;
 
-/* Append ", 3 (node-b, pid 77)" to a list. If the list has no space for the rank, append "...". */
+/* Append ", 3 (node-b, pid 77)" to a list. If it has no space for the rank, append "...". */
 static void
 append_rank(char *text, size_t size, int rank, const dd_meeting_member *member, const char *note)
 {
@@ -52,8 +52,8 @@ find_published(const meeting_keys *keys, int rank, dd_blob *published, bool *is_
     return meeting_try_get(keys, meeting_key(keys, "rank/%d", rank), published, is_found, err);
 }
 
-/* Find a rank in this meeting, or in an earlier meeting of this call: the rank may have timed out
- * and left before this rank timed out. */
+/* Find a rank in this meeting, or in an earlier one of this call: the rank may have timed out and
+ * left before this rank timed out. */
 static dd_status
 find_attendee(const meeting_call *call, int rank, dd_meeting_member *member, bool *is_found, bool *is_earlier,
               dd_error *err)
@@ -99,7 +99,7 @@ list_attendance(const meeting_call *call, attendance *seen)
     }
 }
 
-/* Print the clients that the store refused for lack of its secret; "" if none or unknown. */
+/* Print the clients that the store refused because they lack its secret; "" if none or unknown. */
 static dd_status
 print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
 {
@@ -115,7 +115,7 @@ print_refused(const meeting_call *call, char out[REFUSED_ROOM], dd_error *err)
     return status;
 }
 
-/* Print why the store's server cannot accept connections; "" if it can, or if unknown. */
+/* Print why the store's server cannot accept connections; "" if it can, or if this is unknown. */
 static void
 print_accept_error(const meeting_call *call, char out[REFUSED_ROOM])
 {
@@ -135,7 +135,7 @@ meeting_error_absent(const meeting_call *call, dd_error *err)
     attendance seen = {.first_absent = -1};
     char refused[REFUSED_ROOM] = "";
     char accept_error[REFUSED_ROOM] = "";
-    dd_wait moment = dd_wait_after(CHECK_ALL_NS); /* the caller's wait may have timed out */
+    dd_wait moment = dd_wait_after(CHECK_ALL_NS); /* its own: the caller's may have timed out */
     meeting_call late = *call;
     late.keys.wait = &moment;
     list_attendance(&late, &seen);
@@ -170,8 +170,8 @@ meeting_watch_interval_ns(const dd_meeting *meeting)
     return meeting->kind->check_process != NULL ? CHECK_NS + meeting->size * CHECK_NS_PER_RANK : NO_CHECK_NS;
 }
 
-/* Choose the rank to monitor: the next rank that has joined. Since the last choice, a rank in
- * between may have joined. */
+/* Choose the rank to monitor: the next rank that has joined. This may change, because a rank in
+ * between may have joined since. */
 static dd_status
 choose(const meeting_call *call, meeting_watch *watch, dd_error *err)
 {
@@ -197,8 +197,8 @@ choose(const meeting_call *call, meeting_watch *watch, dd_error *err)
     return status;
 }
 
-/* Log the clients that the store refused, once. This is not a failure, because unrelated clients
- * are refused as well, but it may explain a missing rank. Fails only with DD_INTERRUPTED. */
+/* Log once which clients the store refused. This is no failure, because unrelated clients are also
+ * refused, but it may explain a missing rank. Fails only with DD_INTERRUPTED. */
 static dd_status
 warn_of_refused(const meeting_call *call, meeting_watch *watch, dd_error *err)
 {
@@ -239,7 +239,7 @@ meeting_check_watched(const meeting_call *call, meeting_watch *watch, dd_error *
 
 /* ---- ranks that fail after the meeting */
 
-/* Set `keys` to the keys of an ended meeting. */
+/* Set `keys` to the keys of a meeting that has ended. */
 static dd_status
 open_meeting(meeting_keys *keys, dd_store *store, dd_bytes name, uint64_t generation, const dd_wait *wait,
              dd_error *err)
@@ -258,7 +258,7 @@ dd_meeting_post(dd_store *store, dd_bytes name, uint64_t generation, const dd_er
     dd_blob value = {0};
     dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
     dd_status status = open_meeting(&keys, store, name, generation, &moment, NULL);
-    if (status == DD_OK) { /* connected ranks also receive the failure by their links */
+    if (status == DD_OK) { /* connected ranks also receive the failure through their links */
         status = meeting_set_if_missing(&keys, meeting_key(&keys, "broken"), failure, &value, NULL);
     }
     if (status != DD_OK || !meeting_decode_failure(dd_blob_view(&value), first)) {

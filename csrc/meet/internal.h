@@ -1,6 +1,6 @@
-/* The parts of a rendezvous ("meeting"): its course (meeting.c), attendance (attend.c), the ranks'
- * payloads (payloads.c), and texts for messages (members.c). Stores implement joining
- * (store/meet_join.h). */
+/* The parts of a rendezvous ("meeting"): its course (meeting.c), the attendance of ranks
+ * (attend.c), the ranks' payloads (payloads.c), and texts for messages (members.c). Stores
+ * implement joining (store/meet_join.h). */
 #ifndef DD_MEET_INTERNAL_H
 #define DD_MEET_INTERNAL_H
 
@@ -13,11 +13,11 @@
 typedef struct meeting_call {
     meeting_keys keys;
     const dd_meeting *meeting;
-    dd_bytes own;              /* the bytes that this rank published: a nonce and its payload */
-    uint64_t first_generation; /* number of the first meeting that this rank joined */
-    bool has_begun;            /* the numbers of meetings are known */
-    bool has_joined;           /* this rank has joined a meeting that has not ended */
-    /* reason given when the last meeting was cancelled; code DD_OK if there was none */
+    dd_bytes own;              /* what this rank publishes: a nonce and its payload */
+    uint64_t first_generation; /* number of the first meeting that this rank joined in this call */
+    bool has_begun;            /* the number of the current meeting has been read */
+    bool has_joined;           /* this rank has joined the current meeting, which has not ended */
+    /* why the last meeting was cancelled; code DD_OK if no reason was given */
     dd_error cancel_reason;
 } meeting_call;
 
@@ -29,29 +29,29 @@ dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_err
 
 /* ---- members.c */
 
-/* Read the payload in the bytes that a rank published. Return false if the bytes are malformed. */
+/* Read the payload from the bytes that a rank published. Return false if they are malformed. */
 bool meeting_read_member(const meeting_call *call, dd_bytes published, dd_meeting_member *member);
-/* Texts for messages: a rank's number, "rank 2 (node-b, pid 77)", the meeting as `group "a"`. */
+/* For messages: a rank's number; "rank 2 (node-b, pid 77)"; the meeting, such as `group "a"`. */
 int meeting_name_of(const meeting_call *call, int rank);
 const char *meeting_print_member(const meeting_call *call, int rank, const dd_meeting_member *member,
                                  char out[128]);
 const char *meeting_print_title(const meeting_call *call, char out[MEETING_TITLE_MAX]);
-/* Set *has_ended to true if the process that published the bytes is known to have ended. */
+/* Set *has_ended to true if the process that published these bytes is known to have ended. */
 dd_status meeting_check_process(const meeting_call *call, dd_bytes published, bool *was_seen, bool *has_ended,
                                 dd_error *err) DD_MUST_CHECK;
 
 /* ---- attend.c */
 
-/* Set DD_OP_TIMED_OUT, with the joined and the missing ranks, or why these are unknown. */
+/* Set DD_OP_TIMED_OUT, and name the joined and the missing ranks, or why they are unknown. */
 dd_status meeting_error_absent(const meeting_call *call, dd_error *err) DD_MUST_CHECK;
 
 /* The rank that this rank monitors while it waits: the next rank that has joined. So each joined
- * rank is monitored by one other rank, at little cost. */
+ * rank is monitored by another one, at little cost. */
 typedef struct meeting_watch {
-    int rank; /* the monitored rank; -1 if no other rank has joined */
+    int rank; /* number of the monitored rank; -1 if no other rank has joined */
     dd_blob published;
     bool was_seen;
-    bool has_warned; /* the clients that the store refused were logged */
+    bool has_warned; /* the clients that the store refused have been logged */
 } meeting_watch;
 
 /* Return the time between two checks of the monitored rank. */

@@ -8,7 +8,7 @@
 #define POST_FAILURE_NS DD_NS_PER_S
 #define CANCEL_NS (2 * DD_NS_PER_S)
 
-/* Return a failure that all ranks of this meeting receive. */
+/* Create a failure that all ranks of this meeting receive. */
 static dd_status
 raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
 {
@@ -18,7 +18,7 @@ raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
     return dd_error_copy(err, failure);
 }
 
-/* Read the payload of another rank. Return DD_STORE if the bytes are malformed. */
+/* Read another rank's payload. Return DD_STORE if the bytes are malformed. */
 static dd_status
 read_other(const meeting_call *call, dd_bytes published, const char *label, dd_meeting_member *member,
            dd_error *err)
@@ -43,7 +43,7 @@ set_end(const meeting_call *call, dd_bytes end, dd_error *err)
     return status == DD_OK ? meeting_advance_generation(&call->keys, err) : status;
 }
 
-/* End the meeting with a failure for all its ranks. If several ranks do, the first is kept. */
+/* End the meeting with a failure for all its ranks. If several ranks do so, the first is kept. */
 static dd_status
 end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
 {
@@ -51,8 +51,8 @@ end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
     return set_end(call, dd_bytes_of(text, meeting_encode_failure(failure, text)), err);
 }
 
-/* Cancel the meeting: all its ranks go on to the next one. If the store ends before that, they
- * return `why`, which is NULL if there is no reason. */
+/* Cancel the meeting: all its ranks go on to the next one. If the store is lost before that, the
+ * ranks return `why`, which is NULL if there is no reason. */
 static dd_status
 cancel_meeting(const meeting_call *call, const dd_error *why, dd_error *err)
 {
@@ -60,7 +60,7 @@ cancel_meeting(const meeting_call *call, const dd_error *why, dd_error *err)
     return set_end(call, dd_bytes_of(text, meeting_encode_cancelled(why, text)), err);
 }
 
-/* Handle the timeout of this rank, and end the meeting for the other ranks as well. */
+/* Handle this rank's timeout: end the meeting, for the other ranks as well. */
 static dd_status
 end_timed_out(meeting_call *call, dd_error *err)
 {
@@ -70,7 +70,7 @@ end_timed_out(meeting_call *call, dd_error *err)
     dd_wait moment = dd_wait_after(CANCEL_NS);
     meeting_call last = *call;
     last.keys.wait = &moment;
-    /* If this fails, the next rank that joins ends the meeting. */
+    /* If this fails, the next rank that joins ends the meeting instead. */
     (void)!(call->meeting->kind->is_final ? end_meeting(&last, &late, NULL)
                                           : cancel_meeting(&last, &late, NULL));
     call->has_joined = false;
@@ -79,7 +79,7 @@ end_timed_out(meeting_call *call, dd_error *err)
     return status;
 }
 
-/* Write this rank's failure for the other ranks. Return false if this rank's payload is malformed. */
+/* Write this rank's failure for the other ranks. False if this rank's payload is malformed. */
 static bool
 explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *reported)
 {
@@ -98,7 +98,7 @@ explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *rep
     return true;
 }
 
-/* Handle the meeting's end: cancelled (*is_done is true), failed, or with all ranks' payloads. */
+/* Handle the meeting's end: it is cancelled (sets *is_done), has failed, or has all payloads. */
 static dd_status
 read_end(meeting_call *call, dd_bytes value, dd_meeting_end *end, bool *is_done, dd_error *err)
 {
@@ -119,8 +119,8 @@ read_end(meeting_call *call, dd_bytes value, dd_meeting_end *end, bool *is_done,
 
 /* ---- ranks that cannot meet */
 
-/* Cancel the meeting if the process that published the bytes is dead. For a process on another
- * host, this first check never finds that it is dead. */
+/* Cancel the meeting if the process that published these bytes is dead. This first check never
+ * finds a process on another host dead. */
 static dd_status
 cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled, dd_error *err)
 {
@@ -129,7 +129,7 @@ cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled,
     return status == DD_OK && *is_cancelled ? cancel_meeting(call, NULL, err) : status;
 }
 
-/* Handle another process that has joined as this rank: cancel the meeting if it is dead. */
+/* Handle another process that has joined as this rank: if it is dead, cancel the meeting. */
 static dd_status
 check_other_process(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
 {
@@ -151,7 +151,7 @@ check_other_process(const meeting_call *call, dd_bytes taken, bool *is_done, dd_
     return status;
 }
 
-/* Split the "size" value: "<size> <rank>", a newline, and the bytes that this rank published. */
+/* Split the value of the key "size": "<size> <rank>", a newline, and what that rank published. */
 static bool
 split_size(dd_bytes value, int *size, int *rank, dd_bytes *published)
 {
@@ -163,8 +163,8 @@ split_size(dd_bytes value, int *size, int *rank, dd_bytes *published)
     return len > 0 && sscanf(line, "%d %d", size, rank) == 2;
 }
 
-/* Handle another rank that joined with another size. If it is dead, its meeting is cancelled.
- * Otherwise both wait for ranks that cannot all join, so both receive the error. */
+/* Handle another rank that joined with another size. If that rank is dead, cancel its meeting.
+ * Otherwise both ranks wait for ranks that cannot all join, so both receive the error. */
 static dd_status
 resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error *err)
 {
@@ -218,7 +218,7 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
-            interval_ns *= 2; /* the interval is too short for this store */
+            interval_ns *= 2; /* the interval is too short for a store as slow as this */
         }
         is_late = false;
         status = meeting_end_for_last_rank(&call->keys, &entry, npolls, value, &has_ended, err);
@@ -227,7 +227,7 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
         }
         if (status == DD_PEER_LOST) {
             dd_error lost = *err;
-            status = end_meeting(call, &lost, err); /* the next turn reads the end that was set */
+            status = end_meeting(call, &lost, err); /* the next turn of the loop reads this end */
         }
     }
     dd_blob_fini(&watch.published);
@@ -236,8 +236,8 @@ await_end(meeting_call *call, dd_blob *value, dd_error *err)
 
 /* ---- joining and leaving */
 
-/* Return true if this rank has joined the current meeting: it may have been interrupted before it
- * got the reply to its request. */
+/* Return true if this rank has joined the current meeting: it may have been interrupted after its
+ * request, but before the reply. */
 static bool
 find_own(meeting_call *call)
 {
@@ -253,7 +253,7 @@ find_own(meeting_call *call)
     return is_own;
 }
 
-/* End the meeting, because this rank has joined and cannot continue. */
+/* End the meeting for all ranks, because this rank has joined it and cannot continue. */
 static void
 end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *why)
 {
@@ -262,7 +262,7 @@ end_after_own_failure(const meeting_call *call, bool is_known, const dd_error *w
     dd_error reported;
     last.keys.wait = &moment;
     if (explain_own_failure(call, why, &reported) && (is_known || find_own(&last))) {
-        (void)!end_meeting(&last, &reported, NULL); /* ignored: the store may have failed */
+        (void)!end_meeting(&last, &reported, NULL); /* ignore errors: the store may have failed */
     }
 }
 
@@ -287,7 +287,7 @@ take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool
     return DD_OK;
 }
 
-/* Try once to join the current meeting. *is_done is true if the caller must try again. */
+/* Try once to join the current meeting. Sets *is_done if it was cancelled: join the next one. */
 static dd_status
 attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end, bool *is_done,
         dd_error *err)
@@ -312,7 +312,7 @@ attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end
     return status;
 }
 
-/* Run meetings until one succeeds or fails. `published` is set to a nonce and this rank's payload. */
+/* Run meetings until one succeeds or fails. Sets `published` to a nonce and this rank's payload. */
 static dd_status
 run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
 {
@@ -346,8 +346,8 @@ run_meeting(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_erro
     return status;
 }
 
-/* Explain the loss of the store's server. If its process has cancelled a meeting, it may have ended
- * for that reason: blame the ranks for which it waited, not the loss of the server. */
+/* Explain the loss of the store's server. Its process may have ended because it had cancelled a
+ * meeting: then blame the ranks for which it waited, not the loss of the server. */
 static dd_status
 explain_lost_store(const meeting_call *call, dd_error *err)
 {

@@ -1,4 +1,4 @@
-/* Texts for ranks and meetings, and the check whether a rank's process has ended. */
+/* Texts for ranks and meetings, and the check whether the process of a rank has ended. */
 #include "meet/internal.h"
 
 #include <stdio.h>

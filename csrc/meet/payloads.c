@@ -1,4 +1,4 @@
-/* Reading of all ranks' payloads from a meeting's end; see store/meet_end.c. */
+/* Reads all ranks' payloads from the end of a meeting; the format is in store/meet_end.c. */
 #include "meet/internal.h"
 
 #include "core/little_endian.h"
@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Decode and remove the first payload of `rest`, into `out`. A payload omits the bytes that it has in
- * common with the previous payload, `before`. Return false if there is no valid payload. */
+/* Move the first payload of `rest` into `out`. A payload omits the bytes that it has in common with
+ * the previous payload, `before`. Return false if there is no valid payload. */
 static bool
 take_payload(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *payload)
 {
@@ -36,7 +36,7 @@ find_payloads(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
     int count = 0;
     dd_bytes before = {0};
     dd_status status = DD_OK;
-    /* Allocate only if the received bytes can hold `size` payloads. */
+    /* Allocate only if the received bytes can hold `size` payloads, because a peer sends `size`. */
     if (rest.len / MEETING_PAYLOAD_HEAD_NBYTES >= (size_t)size) {
         out->payloads = dd_mem_alloc_array((size_t)size, sizeof *out->payloads);
         status = out->payloads != NULL
