@@ -23,7 +23,7 @@ void
 dd_work_renew(dd_work *work)
 {
     atomic_fetch_add_explicit(&work->refs, 1, memory_order_relaxed);
-    /* After a success, do not write the error: another thread may still be reading the result. */
+    /* After a success, leave the error as it is: another thread may still be reading the result. */
     if (work->error.code != DD_OK) {
         work->error.code = DD_OK;
     }
