@@ -10,22 +10,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Time between two checks of the watchdog and of an unanswered query of the interpreter. QUIET: if
- * there is neither a watchdog nor such a query. */
+/* Time between two checks of the watchdog and of an unanswered query of the interpreter. QUIET:
+ * time between two steps if there is neither. */
 #define TICK_NS (100 * DD_NS_PER_MS)
 #define QUIET_TICK_NS DD_NS_PER_S
-/* Time between two reads of the stores while groups that receive failures there are in use. It
- * grows with the number of ranks, because all ranks query one server. */
+/* Time between two reads of the stores while NCCL's works run. The time grows with the number of
+ * ranks of the groups that receive failures there, because all ranks query one server. */
 #define BUSY_INTERVAL_NS (100 * DD_NS_PER_MS)
 #define BUSY_INTERVAL_OF_RANK_NS DD_NS_PER_MS
 #define REMOVE_NS (1 * DD_NS_PER_S)
-/* Time that other ranks need, in addition to an interval, to read a signal. */
+/* Time, on top of a check interval, that other ranks need to read a signal. */
 #define READERS_SLACK_NS (100 * DD_NS_PER_MS)
 
 /* ---- failures */
 
-/* Wait until other ranks have had time to read the last signal. The store may be in this process,
- * which must then not end before. */
+/* Wait until the other ranks have had time to read the last signal: the store may be in this
+ * process, which must not end before they have. */
 static void
 wait_for_readers(dd_monitor *monitor)
 {
@@ -37,7 +37,7 @@ wait_for_readers(dd_monitor *monitor)
     }
 }
 
-/* Return true if a caller ended the group: such an end is not a failure. */
+/* Return true if a caller ended the group on purpose, which is not a failure. */
 static bool
 is_deliberate_end(dd_status code)
 {
@@ -57,18 +57,18 @@ needs_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
 
 typedef enum dump_reason {
     DUMP_NONE,
-    DUMP_OF_FAILURE, /* all ranks write dumps, but only once within WATCH_BURST_NS */
+    DUMP_OF_FAILURE, /* all ranks write dumps, at most once within WATCH_BURST_NS */
     DUMP_REQUESTED,
 } dump_reason;
 
-/* Return the reason for dumps after a failure that does not belong to one group of this process. */
+/* Return the dump reason for a failure that does not belong to one group of this process. */
 static dump_reason
 dump_reason_of_all(const dd_monitor *monitor)
 {
     return monitor->options.dumping != DD_DUMPING_OFF ? DUMP_OF_FAILURE : DUMP_NONE;
 }
 
-/* Write a dump and report it. Return true if the other ranks must write dumps as well. */
+/* Write a dump and report it. Return true if the other ranks must also write dumps. */
 static bool
 dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
 {
@@ -93,7 +93,7 @@ dump(dd_monitor *monitor, dump_reason reason, dd_blob *report)
     return reason == DUMP_OF_FAILURE;
 }
 
-/* Report an event: the dump, all groups and, if desync is on, the ranks' progress in `member`. */
+/* Report an event: its dump, all groups and, if desync is on, the ranks' progress in `member`. */
 static void
 report_event(dd_monitor *monitor, const char *text, dump_reason reason, watch_member *member)
 {
@@ -108,7 +108,7 @@ report_event(dd_monitor *monitor, const char *text, dump_reason reason, watch_me
     watch_report_finish(monitor, &report);
 }
 
-/* Find the member for a group of the recorder. NULL if the member was removed. */
+/* Find the member that belongs to a recorder's group. NULL if the member was removed. */
 static watch_member *
 find_member_of_group(dd_monitor *monitor, uint32_t uid)
 {
@@ -120,13 +120,13 @@ find_member_of_group(dd_monitor *monitor, uint32_t uid)
     return member;
 }
 
-/* Notify the other ranks first: they need the failure soon, and a dump may take time. */
+/* Handle a failure. Notify the other ranks first: they need it soon, and a dump may take time. */
 static void
 on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
     watch_member *member = find_member_of_group(monitor, alarm->uid);
     if (member == NULL && is_deliberate_end(alarm->error.code)) {
-        return; /* a group of one rank: its end concerns no other rank */
+        return; /* no member: in a group of one rank, no other rank is concerned */
     }
     char label[WATCH_LINE_MAX];
     bool is_dumped = needs_dump(monitor, member, alarm->error.code);
@@ -181,7 +181,7 @@ check_heartbeat(dd_monitor *monitor)
     const char *activity = "";
     bool is_lost = false;
     int64_t now_ns = dd_clock_now_ns();
-    dd_lock_take(&monitor->mu); /* a caller may free a heartbeat that it has removed */
+    dd_lock_take(&monitor->mu); /* keep the lock: a heartbeat may be freed once it is removed */
     dd_monitor_heartbeat heartbeat = monitor->heartbeat;
     uint64_t beat = heartbeat.count != NULL ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {
@@ -211,7 +211,7 @@ answer_request(dd_monitor *monitor)
     report_event(monitor, "a dump was requested", DUMP_REQUESTED, NULL);
 }
 
-/* Handle other ranks' signals. Requested dumps come first, before groups of this rank fail. */
+/* Handle other ranks' signals. Write requested dumps first, before groups of this rank fail. */
 static void
 handle_signals(dd_monitor *monitor)
 {
@@ -222,7 +222,7 @@ handle_signals(dd_monitor *monitor)
     watch_read_errors(monitor);
 }
 
-/* Return the time of the next read of the stores, which is earlier while NCCL's works run. */
+/* Return when to read the stores next: earlier while NCCL's works run. */
 static int64_t
 next_check_ns(dd_monitor *monitor)
 {
@@ -281,8 +281,8 @@ end_watching(dd_monitor *monitor)
     watch_end_pass(monitor);
 }
 
-/* Mark the monitor as running. Return false if the monitor was stopped before: dd_monitor_stop did
- * not wait for this thread, so the interpreter may be ending. */
+/* Mark the monitor as running. Return false if it has been stopped already: dd_monitor_stop then
+ * did not wait for this thread, so the interpreter may be ending. */
 static bool
 begin_running(dd_monitor *monitor)
 {
@@ -312,7 +312,7 @@ dd_monitor_run(dd_monitor *monitor)
         dd_monitor_step(monitor);
         sleep_until_woken(monitor);
     }
-    dd_monitor_step(monitor); /* for alarms that were raised since the last step */
+    dd_monitor_step(monitor); /* handles alarms raised since the last step */
     wait_for_readers(monitor);
     end_watching(monitor);
     end_running(monitor);
@@ -323,7 +323,7 @@ wake(void *ctx)
 {
     dd_monitor *monitor = ctx;
     uint64_t one = 1;
-    int saved = errno; /* a signal handler may call this, and must keep errno */
+    int saved = errno; /* a signal handler may call this function, and must keep errno */
     if (monitor->generation == dd_fork_generation()) {
         (void)!dd_sys_write(monitor->wake_fd, &one, sizeof one);
     }
@@ -378,7 +378,7 @@ dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id,
         dd_mem_free(member);
         return status;
     }
-    if (status != DD_OK) { /* the store lacks an operation: the group works without signals */
+    if (status != DD_OK) { /* the store lacks an operation: work without signals */
         DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot notify each other of failures: %s",
                member->name, err != NULL ? err->message : "");
         member->info.store = NULL;

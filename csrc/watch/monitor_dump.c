@@ -1,4 +1,4 @@
-/* Dumps of the recorder, and the named pipe that requests dumps. */
+/* Dumps of the recorder, and the named pipe by which a user requests dumps. */
 #include "watch/watch_internal.h"
 
 #include "core/background_task.h"
@@ -21,13 +21,13 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
         if (!S_ISFIFO(entry.st_mode)) {
             return dd_error_set(err, DD_SYSTEM, "%s exists and is not a named pipe", path);
         }
-        (void)dd_sys_unlink(path); /* an earlier process has left this pipe */
+        (void)dd_sys_unlink(path); /* removes a pipe that an earlier process left here */
     }
     if (dd_sys_mkfifo(path, 0600) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create the named pipe %s", path);
     }
-    /* Open the pipe for writing as well: otherwise reads return its end when its
-     * writers close it. */
+    /* Open the pipe for writing as well: otherwise, reads would return the end of the file after
+     * each writer closes the pipe. */
     do {
         monitor->pipe_fd =
             dd_fork_register(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));

@@ -1,4 +1,4 @@
-/* The groups that the monitor watches. */
+/* The list of the groups that the monitor watches. */
 #include "watch/watch_internal.h"
 
 #include "core/lock.h"
@@ -7,7 +7,7 @@
 /* Timeout of one request to a store. */
 #define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 
-/* ---- passes: only one thread at a time uses members and stores */
+/* ---- passes: only one thread at a time may use members and stores, during its pass */
 
 bool
 watch_begin_pass(dd_monitor *monitor, const dd_wait *wait)

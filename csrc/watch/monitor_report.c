@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Time within which a healthy interpreter answers a query. */
+/* Time within which an interpreter that is not blocked answers a query. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-/* Number of ranks for which a report has a line. */
+/* Maximum number of ranks for which a report has a line. */
 #define MAX_RANKS_SHOWN 64
 #define REPORT_MAX_NBYTES ((size_t)64 << 10)
 
@@ -41,7 +41,7 @@ typedef struct rank_list {
 
 enum { BEHIND, SILENT, OTHER, AHEAD, NSORTS };
 
-/* Texts for the classes of ranks. This rank's last call follows each text, except SILENT's. */
+/* Texts for classes of ranks. Each text, except SILENT's, is followed by this rank's last call. */
 static const char *const sorts[NSORTS] = {
     [BEHIND] = "never called ",
     [SILENT] = "never called anything, or have exited",
@@ -138,7 +138,7 @@ typedef struct watch_query {
     dd_background_task task; /* must be first */
     void (*await_interpreter)(void);
     int64_t sent_ns;
-    int64_t answered_ns; /* time of the answer, set before the task is done */
+    int64_t answered_ns; /* time of the answer, which is set before the task is done */
 } watch_query;
 
 static void
@@ -158,8 +158,8 @@ watch_release_query(dd_monitor *monitor)
     }
 }
 
-/* Return true if the query is answered within timeout_ns. *held_s is the time from the query to the
- * answer, or to now: how long another thread has held the GIL. */
+/* Return true if the query is answered within timeout_ns. Sets *held_s to the time from the query
+ * to the answer, or to now: so long another thread has held the GIL. */
 static bool
 is_query_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {

@@ -1,4 +1,4 @@
-/* Signals between ranks, through stores. */
+/* Signals between ranks, sent and read through stores. */
 #include "watch/watch_internal.h"
 
 #include "core/little_endian.h"
@@ -13,7 +13,7 @@
 #define COUNT_KEY "dldist/signals"
 #define KEY_MAX 320
 
-/* Build a key from the format; from the second membership on, append ":<n>". */
+/* Build a key from the format. Append ":<n>" if this is the rank's n-th membership, n > 1. */
 DD_PRINTF(3, 4)
 static dd_bytes
 key_of(const watch_member *member, char key[KEY_MAX], const char *format, ...)
@@ -43,8 +43,8 @@ watch_enter(watch_member *member, const dd_wait *wait, dd_error *err)
 
 /* ---- requests */
 
-/* Return true if a request succeeded. A store that failed is not used again. The failure is logged
- * only at the debug level, because the store's server may have ended cleanly. */
+/* Return true if a request has succeeded. A store that has failed is not used again. Log the
+ * failure only at the debug level, because the store's server may have ended cleanly. */
 static bool
 has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, const dd_error *err)
 {
@@ -59,7 +59,7 @@ has_store_answered(dd_monitor *monitor, watch_member *member, dd_status status, 
     return false;
 }
 
-/* Read a value. Return false if there is no value, or if the store does not answer. */
+/* Read a value. Return false if there is no value or the store does not answer. */
 static bool
 try_read_value(dd_monitor *monitor, watch_member *member, dd_store *store, dd_bytes key, dd_blob *value)
 {
@@ -78,8 +78,8 @@ can_use_store(const watch_member *member)
 
 /* ---- sending */
 
-/* Publish a signal, unless this rank has sent or received it. If several ranks publish, the first
- * signal is kept, because it has the cause. */
+/* Publish a signal, unless this rank has sent or received one. If several ranks publish signals,
+ * the first is kept, because it has the cause. */
 static void
 publish_once(dd_monitor *monitor, watch_member *member, bool *is_published, dd_bytes key, dd_bytes value)
 {
@@ -127,7 +127,7 @@ watch_publish_error(dd_monitor *monitor, watch_member *member, const dd_error *c
 
 /* ---- receiving */
 
-/* Read a signal if the store's count of signals has changed. Return false if there is none. */
+/* Read a signal, if the store's number of signals has changed. Return false if there is none. */
 static bool
 read_new_signal(dd_monitor *monitor, watch_member *member, bool *is_seen, dd_bytes key, dd_blob *value)
 {
@@ -158,7 +158,7 @@ handle_error_signal(dd_monitor *monitor, watch_member *member)
     dd_blob_fini(&value);
 }
 
-/* Compare a store's count of signals with the last count, for all members of this store. */
+/* Compare the store's number of signals with the last number, for all members of this store. */
 static void
 check_root(dd_monitor *monitor, watch_member *member)
 {
@@ -181,7 +181,7 @@ check_root(dd_monitor *monitor, watch_member *member)
     dd_blob_fini(&value);
 }
 
-/* Read each store's count of signals once, for all members that need signals from it. */
+/* Read each store's number of signals once, for all members that need signals from the store. */
 static void
 check_roots(dd_monitor *monitor, watch_member *first)
 {
@@ -196,14 +196,14 @@ check_roots(dd_monitor *monitor, watch_member *first)
     }
 }
 
-/* Count the membership of a group that has become the first group, and so needs signals. */
+/* Count the membership of a group that has become the first one, which needs signals. */
 static void
 enter_late(dd_monitor *monitor, watch_member *first)
 {
     dd_error err;
     if (first != NULL && first->root != NULL && first->epoch == 0 && !first->is_store_lost) {
         dd_wait wait = watch_wait(monitor);
-        first->count[0] = '\0'; /* so that check_root finds a changed count */
+        first->count[0] = '\0'; /* makes check_root find a changed number */
         (void)has_store_answered(monitor, first, watch_enter(first, &wait, &err), &err);
     }
 }

@@ -30,7 +30,7 @@ dd_signal_encode_error(int rank, const dd_error *cause, uint8_t out[DD_SIGNAL_ER
     return 12 + len;
 }
 
-/* Return the status of a failed group. A number that is not such a status becomes DD_BACKEND. */
+/* Return the status that a signal has for a failed group. An unknown number becomes DD_BACKEND. */
 static dd_status
 status_of(uint64_t code)
 {
