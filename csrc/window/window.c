@@ -1,5 +1,5 @@
-/* Operations on windows. On direct ranks they copy and add in memory; on far ranks they are
- * calls. */
+/* Operations on windows: copies and additions in the memory of direct ranks; calls for far
+ * ranks. */
 #include "core/system.h"
 #include "core/wait_policy.h"
 #include "kernels/copy.h"
@@ -22,10 +22,10 @@ static const window_op op_alone = {.label = "signal_alone",
                                    .command = DD_WINDOW_SIGNAL_ALONE,
                                    .needs_channel = true,
                                    .needs_open = true};
-/* wait_signal works even if the other rank has closed the window: earlier signals count. */
+/* wait_signal works even if the other rank has closed the window: its earlier signals count. */
 static const window_op op_wait = {
     .label = "wait_signal", .missing = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
-/* A flush is a get of no bytes, which is answered once all earlier commands have been handled. */
+/* A flush is a get of no bytes, which is answered after all earlier commands have been handled. */
 static const window_op op_flush = {.label = "flush", .missing = "answered", .command = DD_WINDOW_GET};
 
 /* ---- without a call */
@@ -57,7 +57,7 @@ move_direct(dd_window *window, const window_args *args)
     }
 }
 
-/* Poll for a short time, without a lock. Returns true if the signal was taken or added. */
+/* Poll for a short time, without the lock. Return true if the signal was taken or added. */
 static bool
 try_signal_soon(const dd_window *window, const window_args *args)
 {
@@ -77,7 +77,7 @@ try_signal_soon(const dd_window *window, const window_args *args)
     return true;
 }
 
-/* Try to do the operation without a call. Returns true if it is done. */
+/* Try to complete the operation without a call. Return true if it is done. */
 static bool
 try_at_once(dd_window *window, const window_args *args)
 {
@@ -139,7 +139,7 @@ window_run(dd_window *window, const window_args *args, const dd_wait *wait, dd_e
     if (status == DD_OK) {
         status = window_finish(call, wait, err);
         if (status == DD_OK && call->uses_messages) {
-            dd_engine_kick(window->hub->engine); /* a driver must finish sending */
+            dd_engine_kick(window->hub->engine); /* wake a driver to finish sending */
         }
         dd_work_release(&call->work);
     }
@@ -259,7 +259,7 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     if (status != DD_OK || !window->needs_messages) {
         return status;
     }
-    window_call *calls = NULL; /* start all flushes before waiting for the first */
+    window_call *calls = NULL; /* start the flushes of all ranks before waiting for one */
     for (int rank = 0; rank < hub->size && status == DD_OK; rank++) {
         window_call *call = NULL;
         args.target.rank = rank;

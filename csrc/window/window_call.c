@@ -48,7 +48,7 @@ window_end_failed(window_hub *hub, const char *label, dd_status status, dd_error
     return status;
 }
 
-/* Check the arguments, and whether the call can succeed. With the lock held, checks more state. */
+/* Check the arguments, and whether the call can succeed; with the lock held, check more state. */
 static dd_status
 find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
 {
@@ -80,7 +80,7 @@ find_obstacle(const dd_window *window, const window_args *args, bool is_locked, 
                             state == WINDOW_ENDED ? "the group is closed"
                                                   : "this rank has closed the window");
     }
-    /* If the source is busy, data that the rank sent before it left is still being received. */
+    /* While the source is busy, data that the rank sent before it left is still being received. */
     if (is_locked && dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
         return dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
     }
@@ -128,7 +128,7 @@ error_timed_out(const window_call *call, dd_error *error)
 
 /* ---- words */
 
-/* Return the word that the operation waits for; NULL if there is none or it is not mapped. */
+/* Return the word for which the operation waits; NULL if there is none or it is not mapped. */
 static _Atomic uint32_t *
 find_word(const dd_window *window, const window_args *args)
 {
@@ -153,7 +153,7 @@ is_word_ready(const window_op *op, uint32_t count)
     return op->word == WINDOW_WORD_SIGNAL ? count > 0 : count == 0;
 }
 
-/* Take one signal, or add one to a word that is 0. Returns true on success. */
+/* Take one signal, or add one to a word that is 0. Return true on success. */
 bool
 window_try_word(const dd_window *window, const window_args *args)
 {
@@ -181,7 +181,7 @@ window_wake(dd_window *window, int rank)
     }
     dd_engine_lock(hub->engine);
     if (is_own) {
-        /* a sleeper that waits for another word continues to sleep */
+        /* a caller that sleeps for another word continues to sleep */
         (void)window_progress_locked(hub);
     } else {
         dd_peer_ring_bell_locked(hub->extension.peers[rank]);
@@ -218,8 +218,8 @@ window_make_call(window_hub *hub, int rank, const char *label, int64_t start_ns,
     return call;
 }
 
-/* Report the number of calls to the group. Keep the hub's task in the engine while callers wait for
- * calls, and remove it otherwise. */
+/* Report the number of calls to the group. While callers wait for calls, keep the hub's task in the
+ * engine. */
 static void
 update_task_locked(window_hub *hub)
 {
@@ -234,7 +234,7 @@ update_task_locked(window_hub *hub)
     dd_group_update_extension_locked(hub->group);
 }
 
-/* Return the counter of the group that counts this call. */
+/* Return the counter in the group's extension that counts this call. */
 static size_t *
 count_of(window_call *call)
 {
@@ -272,7 +272,7 @@ window_complete_locked(window_call *call, const dd_error *cause)
         error = *cause;
         describe(call->hub, call->args.op->label, call->window_id, &error);
     }
-    call->work.error.code = DD_OK; /* an abandoned put may still succeed */
+    call->work.error.code = DD_OK; /* reset: an abandoned put may still succeed */
     *count_of(call) -= call->is_moving ? 1 : 0;
     dd_engine_note_ended_locked(call->hub->engine);
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
@@ -297,7 +297,7 @@ window_remove_locked(window_call *call)
     update_task_locked(hub);
 }
 
-/* Remove the call from its list, then complete it: on_done may end other calls and the group. */
+/* Remove the call from its list before completing it: on_done may end other calls and the group. */
 void
 window_end_wait_locked(window_call *call, const dd_error *cause)
 {
@@ -307,13 +307,13 @@ window_end_wait_locked(window_call *call, const dd_error *cause)
     window_remove_locked(call);
 }
 
-/* End a call if its word has the required value, or never will have. Returns true if it ended. */
+/* End a call if its word has, or can never get, the required value. Return true if it ended. */
 static bool
 end_if_decided_locked(window_call *call)
 {
     int rank = call->args.target.rank;
     dd_error error;
-    /* Read is_closed before the word: signals that the rank sent before it closed count. */
+    /* Read is_closed before the word, because signals that the rank sent before it closed count. */
     bool is_closed = has_closed(&call->window->members[rank]);
     bool is_satisfied =
         !(is_closed && call->args.op->needs_open) && window_try_word(call->window, &call->args);
@@ -359,7 +359,7 @@ window_begin(window_call *call, dd_error *err)
 {
     dd_window *window = call->window;
     dd_engine_lock(call->hub->engine);
-    /* Take a signal that has arrived, even if its rank has failed since. */
+    /* Take a signal that has arrived, even if its sender has failed since. */
     bool has_arrived = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
     dd_status status = has_arrived ? DD_OK : window_call_check_locked(call, err);
     if (has_arrived) {
@@ -413,13 +413,13 @@ dd_status
 window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_engine *engine = call->hub->engine;
-    dd_wait until_done = dd_wait_without_deadline(wait); /* the call has its own deadline */
+    dd_wait until_done = dd_wait_without_deadline(wait); /* no deadline, as the call has its own */
     dd_status status = dd_engine_wait(engine, &call->work.is_done, &until_done, err);
     if (status == DD_OK) {
         return dd_work_result(&call->work, err);
     }
     window_abandon(call);
-    until_done.is_interrupted = NULL; /* only copying of data remains */
+    until_done.is_interrupted = NULL; /* not interruptible: only data remains to be copied */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;
 }
@@ -441,7 +441,7 @@ set_parked(window_hub *hub, bool is_parked)
     hub->has_slept = is_parked;
 }
 
-/* The driver calls this, so this rank is awake: clear its marks, and check the waiting calls. */
+/* Run by the driver, so this rank is awake: clear its sleep marks, and check the waiting calls. */
 static bool
 window_call_on_round(dd_task *task)
 {

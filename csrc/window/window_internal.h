@@ -24,28 +24,28 @@
 #include "window/window.h"
 #include "window/window_wire.h"
 
-/* Limit of unanswered questions of one rank; the transport holds more until answers are sent. */
+/* Maximum number of one rank's questions that are being answered; the transport holds more. */
 #define WINDOW_ANSWERS_MAX 256u
-#define WINDOW_SMALL_NBYTES ((size_t)4096) /* limit in bytes of data that is sent from a copy */
-/* Step in bytes of copying memory that its owner wants back; between steps, the lock is free. */
+#define WINDOW_SMALL_NBYTES ((size_t)4096) /* data up to this size in bytes is sent from a copy */
+/* Bytes of wanted-back memory that are copied in one step; between steps, the lock is free. */
 #define WINDOW_PIECE_NBYTES ((size_t)128 << 10)
 
-/* Control data of a pad, which follows the words in the same shared memory. */
+/* Control data of a pad, stored after the words in the same shared memory. */
 typedef struct window_control {
     _Alignas(128) dd_park_bits sleeper; /* set while the pad's owner sleeps (core/park.h) */
-    _Atomic uint32_t is_closed;         /* set once, by the owner */
+    _Atomic uint32_t is_closed;         /* set once, when the pad's owner closes the window */
 } window_control;
 
 /* A rank as seen from this rank. Fields are const after open, or guarded by the engine's lock. */
 typedef struct window_member {
-    uint8_t *data; /* NULL if it is empty or not mapped here */
+    uint8_t *data; /* the rank's memory; NULL if empty or not mapped here */
     size_t nbytes;
-    _Atomic uint32_t *words; /* the rank's pad, [channel][source]; NULL if it is not mapped here */
+    _Atomic uint32_t *words; /* the rank's pad, [channel][source]; NULL if not mapped here */
     window_control *control; /* NULL if the pad is not mapped here */
     bool is_direct;
-    bool is_closed;    /* guarded: true once the rank's notice of closing has arrived */
-    uint32_t nputs;    /* guarded: number of puts sent to the rank by commands */
-    uint32_t ninplace; /* guarded: how many of the nputs puts are known to be in place */
+    bool is_closed;    /* guarded by lock: the rank's notice of closing has arrived */
+    uint32_t nputs;    /* guarded by lock: number of puts sent to the rank as commands */
+    uint32_t ninplace; /* guarded by lock: number of these puts known to be in place */
 } window_member;
 
 typedef enum window_state {
@@ -58,23 +58,23 @@ typedef struct window_hub window_hub;
 
 struct dd_window {
     atomic_uint refs;
-    atomic_int state; /* a window_state; written with the engine's lock */
+    atomic_int state; /* a window_state; written with the engine's lock held */
     dd_group *group;  /* owned reference */
     window_hub *hub;
-    uint64_t id;       /* unique in the group; starts at 1 */
-    dd_region *region; /* region that contains this rank's memory, or NULL; owned reference */
+    uint64_t id;       /* unique number of the window in its group, from 1 */
+    dd_region *region; /* the region that contains this rank's memory, or NULL; owned reference */
     dd_region *pad;    /* this rank's pad, owned */
-    size_t pad_nbytes; /* const after open, like the next two fields */
+    size_t pad_nbytes; /* bytes of each pad; const after open, like the next two fields */
     int nchannels;
-    bool needs_messages; /* some ranks are not direct: they need prompt answers */
+    bool needs_messages; /* some ranks are not direct, and need prompt answers */
     dd_list link;        /* in hub->windows; guarded by the engine's lock */
     window_member members[];
 };
 
-/* A kind of operation. A call of this kind waits for a word or for a message. */
+/* A kind of operation. Calls of a kind wait either for a word or for a message. */
 typedef struct window_op {
     const char *label;
-    const char *missing; /* after a timeout, completes the error text "rank 2 has not ..." */
+    const char *missing; /* completes the text "rank 2 has not ..." after a timeout */
     enum { WINDOW_NO_WORD, WINDOW_WORD_SIGNAL, WINDOW_WORD_ROOM, WINDOW_WORD_OWN_ROOM } word;
     dd_window_command_type command; /* command to send to a rank that is not direct */
     bool needs_channel;
@@ -83,47 +83,47 @@ typedef struct window_op {
 
 typedef struct window_args {
     const window_op *op;
-    dd_block block; /* source of a put or target of a get */
+    dd_block block; /* the source of a put, or the target of a get */
     dd_window_target target;
     int channel;
 } window_args;
 
-/* An operation that must wait; or a command or answer of this rank, which no caller waits for: its
- * work is done from the start. The work has the reference count. Guarded by the engine's lock. */
+/* An operation that must wait; or a command or answer for which no caller waits: its work is done
+ * from the start. The work has the reference count. Guarded by the engine's lock. */
 typedef struct window_call {
-    dd_work work; /* must be first */
+    dd_work work; /* must be first: a work is cast to its call */
     window_args args;
     window_hub *hub;
-    dd_window *window; /* NULL once the call waits for a message, since it may outlive the window */
+    dd_window *window; /* NULL once the call waits for a message, which it may outlive */
     uint64_t window_id;
-    dd_list link; /* in hub->waiting or hub->moving */
+    dd_list link; /* entry in hub->waiting or hub->moving */
     int64_t deadline_ns;
-    dd_timer late; /* runs at the deadline, while the call is in a list */
+    dd_timer late; /* runs out at the call's deadline, while the call is in a list */
     bool uses_messages;
-    bool is_moving;           /* true while its message is in progress */
-    uint32_t id;              /* id of the question that it sends or grants */
-    bool is_wanted;           /* true if its data must be copied: the owner wants the memory back */
+    bool is_moving;           /* the call's message is in progress */
+    uint32_t id;              /* id of the question that the call sends or grants */
+    bool is_wanted;           /* the data must be copied: its owner wants the memory back */
     uint32_t nputs;           /* of a get: number of puts in place once it is answered */
-    struct window_call *next; /* next flush of the same caller */
+    struct window_call *next; /* next flush of the same caller, or NULL */
     dd_message message;       /* a put, command or answer; for a question, the receive of its answer */
     dd_signature signature;   /* signature of `message` */
-    uint8_t refusal;          /* room for the one-byte refusal of a question for no bytes */
-    uint8_t *copy;            /* copy of data whose memory is wanted back, or NULL */
+    uint8_t refusal;          /* space for a refusal (one byte) of a question for no bytes */
+    uint8_t *copy;            /* copy of data whose owner wants the memory back, or NULL */
     size_t ncopied;
-    size_t data_nbytes; /* size of `bytes` */
-    uint8_t bytes[];    /* small data to send */
+    size_t data_nbytes; /* number of bytes in `bytes` */
+    uint8_t bytes[];    /* small data to send, stored in the call */
 } window_call;
 
-/* Incoming messages of one rank. Its commands are handled one at a time. */
+/* Incoming messages from one rank, whose commands are handled one at a time. */
 typedef struct window_source {
     window_hub *hub;
     int rank;
-    bool is_busy;              /* a command is being handled; the context may hold more */
-    bool is_full;              /* true if a question waits for answers to be sent; implies is_busy */
-    dd_message message;        /* receive of the command's data */
-    dd_window_command command; /* the command being handled, or the last one */
-    unsigned nanswers;         /* answers to the rank that are being sent, or wait for a word */
-    uint64_t reported_closed;  /* last window reported to the rank as closed, after a put; or 0 */
+    bool is_busy;              /* a command is being handled; the context may hold later ones */
+    bool is_full;              /* a question must wait until answers are sent; implies is_busy */
+    dd_message message;        /* the receive of the command's data */
+    dd_window_command command; /* the command that is being handled, or the last one */
+    unsigned nanswers;         /* number of answers to the rank being sent or waiting for a word */
+    uint64_t reported_closed;  /* id of the last window reported closed, after a put; or 0 */
 } window_source;
 
 /* State of all windows of a group. Guarded by the engine's lock, except constants. */
@@ -131,21 +131,21 @@ struct window_hub {
     dd_group_extension extension; /* must be first */
     dd_group *group;              /* const, like the next four fields */
     dd_engine *engine;
-    dd_context *context; /* not used once is_ended is set */
+    dd_context *context; /* must not be used once is_ended is set */
     int rank;
     int size;
-    bool is_ended;        /* set by on_end: from then on nothing is sent or handled */
-    uint64_t nwindows;    /* number of window ids allocated */
-    uint32_t last_id;     /* id of this rank's last question */
-    size_t moving_nbytes; /* bytes of all calls in `moving`, copies of data included */
+    bool is_ended;        /* set by on_end: nothing is sent or handled any longer */
+    uint64_t nwindows;    /* number of window ids that have been allocated */
+    uint32_t last_id;     /* id of this rank's latest question */
+    size_t moving_nbytes; /* bytes of all calls in `moving`, including copies of data */
     unsigned nwanted;     /* number of calls whose is_wanted is true */
-    atomic_int ngrants;   /* number of signal_alone questions that wait here; written with the lock */
-    bool has_slept;       /* true if the windows' controls mark this rank as asleep */
+    atomic_int ngrants;   /* number of signal_alone questions that wait here */
+    bool has_slept;       /* this rank is marked as asleep in its windows' controls */
     dd_list windows;
-    dd_list waiting;         /* window_call entries that wait for a word, checked in every round */
-    dd_list moving;          /* window_call entries whose messages are in progress */
+    dd_list waiting;         /* window_calls that wait for a word; checked in every round */
+    dd_list moving;          /* window_calls whose message is in progress */
     dd_task task;            /* in the engine while callers wait */
-    window_source sources[]; /* one for each rank */
+    window_source sources[]; /* [size]: the messages of each rank */
 };
 
 static inline size_t
@@ -156,35 +156,35 @@ window_word(const dd_window *window, int channel, int source)
 
 /* ---- window_call.c */
 
-/* Report the failure of a call, after sending pending failure notices. A rank may have closed the
- * window because the group has failed, perhaps unnoticed here: the group's cause then replaces
- * DD_CLOSED. */
+/* Report the failure of a call, after sending pending failure notices. If the group has failed, its
+ * cause replaces a DD_CLOSED: a rank may have closed the window because of that failure. */
 dd_status window_end_failed(window_hub *hub, const char *label, dd_status status,
                             dd_error *err) DD_MUST_CHECK;
-/* Check the arguments, and, as far as known without the lock, that both sides have the window
+/* Check the arguments and, as far as possible without the lock, that both sides have the window
  * open. */
 dd_status window_check(const dd_window *window, const window_args *args, dd_error *err) DD_MUST_CHECK;
-/* Take or add a signal if the operation waits for a mapped word that has the required value. */
+/* Take or add a signal if the operation's word is mapped and has the required value. True if
+ * done. */
 bool window_try_word(const dd_window *window, const window_args *args);
-void window_wake(dd_window *window, int rank); /* call after changing a word of the rank */
-bool window_progress_locked(window_hub *hub);  /* end all calls that can end; returns true if any */
-/* End the calls in `window` (NULL for all windows) that wait for a word of `rank` (or DD_ANY_RANK),
- * except calls that can succeed now. */
+void window_wake(dd_window *window, int rank); /* call after a change to a word of the rank */
+bool window_progress_locked(window_hub *hub);  /* end all calls that can end; true if one did */
+/* End the calls of `window` (NULL: of all windows) that wait for a word of `rank` (or DD_ANY_RANK),
+ * except the calls that can succeed now. */
 void window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, const dd_error *cause);
 dd_status window_error_closed(const window_hub *hub, int rank, dd_error *err);
 dd_task window_make_task(const window_hub *hub);
 
-/* Create a call with one reference and data_nbytes bytes of data. NULL if there is no memory. */
+/* Create a call with one reference and space for data_nbytes bytes. NULL if out of memory. */
 window_call *window_make_call(window_hub *hub, int rank, const char *label, int64_t start_ns,
                               size_t data_nbytes);
-/* Start a call. On success, it is done or in a list of the hub. */
+/* Start a call. After a success, the call is done or in a list of the hub. */
 dd_status window_begin(window_call *call, dd_error *err) DD_MUST_CHECK;
-/* Wait until the call is done, at the latest at its deadline. An interrupt abandons the call. */
+/* Wait until the call is done or its deadline has passed. An interrupt abandons the call. */
 dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void window_abandon(window_call *call); /* abandon a call: its caller no longer waits */
+void window_abandon(window_call *call); /* the call's caller no longer waits */
 /* Add the call to its list, and report it to the group. */
 void window_add_locked(window_call *call);
-/* Complete the call's work if it is not done. `cause` is NULL for success. */
+/* Complete the call's work, unless it is done. `cause` is NULL for success. */
 void window_complete_locked(window_call *call, const dd_error *cause);
 /* Complete the call, then remove it from its list. */
 void window_end_wait_locked(window_call *call, const dd_error *cause);
@@ -193,17 +193,18 @@ void window_remove_locked(window_call *call);
 
 /* ---- window_messages.c */
 
-/* Send the command of a call. The call may then be done; otherwise it ends with its message. */
+/* Send the command of a call. The call may be done then; otherwise it ends with its message. */
 dd_status window_send_call_locked(window_call *call, dd_error *err) DD_MUST_CHECK;
-/* Abandon the message of a call. The call ends now, or after its data has been copied. */
+/* Abandon the message of a call. The call ends now, or once its data has been copied. */
 void window_abandon_message_locked(window_call *call, const dd_error *cause);
-/* Copy one piece of memory that its owner wants back. Returns false if nothing was left. */
+/* Copy one piece of memory that its owner wants back. Return false if there was nothing to copy. */
 bool window_copy_wanted_locked(window_hub *hub);
-void window_on_signal_taken(dd_window *window, int source); /* call after taking a signal of `source` */
-/* Close the window for messages. Answers in progress continue from copies
- * (window_copy_wanted_locked), questions are refused, and other ranks are notified. */
+/* Call after taking a signal from `source`. */
+void window_on_signal_taken(dd_window *window, int source);
+/* Close the window for messages: answers in progress continue from copies
+ * (window_copy_wanted_locked), questions are refused, and the other ranks are notified. */
 void window_close_messages_locked(dd_window *window);
-/* Find the group's hub, creating it if necessary, and allocate the id of a new window. */
+/* Find the group's hub, or create it, and allocate the id of a new window. */
 dd_status window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err) DD_MUST_CHECK;
 
 #endif

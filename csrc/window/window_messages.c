@@ -1,5 +1,5 @@
-/* Messages of windows: this rank's operations on far ranks, and far ranks' operations on this rank,
- * which the thread that drives the engine handles as they arrive. */
+/* Messages of windows: for this rank's operations on far ranks, and for far ranks' operations on
+ * this rank, which the thread that drives the engine handles as they arrive. */
 #include "core/assert.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Limit of bytes of small puts that are kept, to be sent in the background. Above the limit, a put
- * waits until the transport has its data. */
+/* Maximum bytes of small puts that are kept here, to be sent in the background. Above this limit, a
+ * put waits until the transport has its data. */
 #define MOVING_MAX_NBYTES ((size_t)1 << 20)
 
 static dd_window *
@@ -31,15 +31,15 @@ is_answer(const window_call *call)
 
 /* ---- messages under way */
 
-/* Set the cause of a call's failure. `error` is the error of its message; NULL if its question was
- * refused. */
+/* Set the cause of a call's failure. `error` is the error of the call's message; NULL if the call's
+ * question was refused. */
 static void
 explain(const window_call *call, const dd_error *error, dd_error *cause)
 {
     const dd_error *failure = dd_group_cause_locked(call->hub->group);
     if (failure != NULL) {
         *cause = *failure;
-        /* the rank has closed the window */
+        /* the rank has closed its window */
     } else if (error == NULL || error->code == DD_INVALID_ARGUMENT) {
         (void)window_error_closed(call->hub, call->args.target.rank, cause);
     } else {
@@ -47,7 +47,7 @@ explain(const window_call *call, const dd_error *error, dd_error *cause)
     }
 }
 
-/* Record that the rank has received an answer; handle the question that was held, if any. */
+/* Record that the rank has received an answer. Then handle the question that was held, if any. */
 static void
 count_answered_locked(window_source *source)
 {
@@ -82,7 +82,7 @@ window_on_message_done(dd_message *message, const dd_error *error)
     }
     window_remove_locked(call);
     if (error != NULL && error->code == DD_OUT_OF_MEMORY) {
-        dd_group_fail_locked(hub->group, error); /* the other rank waits for the lost message */
+        dd_group_fail_locked(hub->group, error); /* else the other rank waits for it forever */
     }
 }
 
@@ -109,7 +109,7 @@ send_by_message_locked(window_call *call)
     dd_context_post_send_locked(call->hub->context, &call->message);
 }
 
-/* Send a command or an answer, for which no caller waits. Small data is copied. */
+/* Send a command or an answer for which no caller waits. Small data is copied. */
 static dd_status
 send_unawaited_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
 {
@@ -133,7 +133,7 @@ send_command_locked(window_hub *hub, int rank, const dd_window_command *command,
     return send_unawaited_locked(hub, rank, &head, "", err);
 }
 
-/* ---- memory that its owner wants back */
+/* ---- memory that its owner wants back while messages still use it */
 
 static void
 mark_wanted_locked(window_call *call)
@@ -144,8 +144,8 @@ mark_wanted_locked(window_call *call)
     }
 }
 
-/* Copy a piece of a message's data. After the last piece, the message is sent from the copy, and an
- * abandoned put is completed. */
+/* Copy a piece of a message's data. After the last piece, send the message from the copy; if the
+ * call is an abandoned put, complete it. */
 static void
 copy_piece_locked(window_call *call)
 {
@@ -174,7 +174,7 @@ window_copy_wanted_locked(window_hub *hub)
         if (call->copy == NULL) {
             dd_error error;
             (void)dd_error_no_memory(&error, call->message.nbytes);
-            dd_group_fail_locked(hub->group, &error); /* ends all messages */
+            dd_group_fail_locked(hub->group, &error); /* this ends all messages */
             return false;
         }
         copy_piece_locked(call);
@@ -185,7 +185,7 @@ window_copy_wanted_locked(window_hub *hub)
 
 /* ---- operations on other ranks */
 
-/* Send a put. It is complete already if its data is small and kept here, within MOVING_MAX_NBYTES. */
+/* Send a put. Small data is kept here, up to MOVING_MAX_NBYTES; this already completes the put. */
 static void
 send_put_locked(window_call *call)
 {
@@ -206,7 +206,7 @@ send_put_locked(window_call *call)
     send_by_message_locked(call);
 }
 
-/* Send the command of a question, and post a receive for its answer. */
+/* Send the command of a question, after posting a receive for its answer. */
 static dd_status
 send_question_locked(window_call *call, dd_error *err)
 {
@@ -263,7 +263,7 @@ window_abandon_message_locked(window_call *call, const dd_error *cause)
     if (call->args.op->command == DD_WINDOW_SIGNAL_ALONE) {
         dd_window_command withdrawal = {
             .type = DD_WINDOW_WITHDRAW, .id = call->id, .window = call->window_id};
-        dd_error ignored; /* the signal is then added later */
+        dd_error ignored; /* on failure, the signal is added later after all */
         (void)!send_command_locked(hub, call->args.target.rank, &withdrawal, &ignored);
     }
     dd_context_cancel_locked(hub->context, &call->message, cause);
@@ -271,7 +271,7 @@ window_abandon_message_locked(window_call *call, const dd_error *cause)
 
 /* ---- answers to other ranks */
 
-/* Answer the question with this id, whose sender expects nbytes bytes; refuse if `data` is NULL. */
+/* Answer the question `id`, whose sender expects nbytes bytes. Refuse it if `data` is NULL. */
 static void
 answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *data)
 {
@@ -282,11 +282,11 @@ answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *d
                        .nbytes = data != NULL ? nbytes : DD_WINDOW_REFUSAL_NBYTES(nbytes)};
     source->nanswers++;
     if (send_unawaited_locked(hub, source->rank, &head, data != NULL ? data : "", &error) != DD_OK) {
-        dd_group_fail_locked(hub->group, &error); /* the other rank waits for the answer */
+        dd_group_fail_locked(hub->group, &error); /* else the other rank waits forever */
     }
 }
 
-/* Answer another rank's signal_alone, which has been added here, or never will be. */
+/* Answer another rank's signal_alone, whose signal has been added here or never will be. */
 static void
 on_granted(dd_work *work, void *ctx)
 {
@@ -296,7 +296,7 @@ on_granted(dd_work *work, void *ctx)
     answer_locked(source, ((window_call *)work)->id, 0, work->error.code == DD_OK ? "" : NULL);
 }
 
-/* Grant another rank's signal_alone: like a call of this rank, wait until the word is 0. */
+/* Grant another rank's signal_alone: wait, as a call of this rank, until the word is 0. */
 static void
 grant_locked(window_source *source, dd_window *window)
 {
@@ -323,7 +323,7 @@ grant_locked(window_source *source, dd_window *window)
     (void)window_progress_locked(hub);
 }
 
-/* End the call of a question that was withdrawn. The other rank discards the answer. */
+/* End the call that grants a withdrawn question. The other rank discards the answer. */
 static void
 end_withdrawn_locked(const window_source *source)
 {
@@ -423,7 +423,7 @@ refuse_locked(window_source *source)
     }
 }
 
-/* Apply a command. `error` is NULL if its data has arrived; otherwise its signal is not added. */
+/* Apply a command. `error` is NULL if its data has arrived; if not, its signal is not added. */
 static void
 apply_locked(window_source *source, const dd_error *error)
 {
@@ -454,7 +454,7 @@ static void
 hub_on_goodbye(dd_group_extension *extension, int rank)
 {
     window_hub *hub = (window_hub *)extension;
-    if (hub->is_ended || hub->sources[rank].is_busy) { /* while busy: on_command calls this later */
+    if (hub->is_ended || hub->sources[rank].is_busy) { /* if busy, on_command calls this later */
         return;
     }
     dd_error cause;
@@ -462,7 +462,7 @@ hub_on_goodbye(dd_group_extension *extension, int rank)
     window_end_waits_locked(hub, NULL, rank, &cause);
 }
 
-/* Apply a command, and continue with the rank's next command if the context holds one. */
+/* Apply a command. Continue with the rank's next command, if the context holds one. */
 static void
 on_command(dd_message *message, const dd_error *error)
 {
@@ -480,7 +480,7 @@ on_command(dd_message *message, const dd_error *error)
     }
 }
 
-/* Accept a command whose header has arrived, or an answer to an abandoned call, which is discarded. */
+/* Accept a command whose header has arrived, or an answer to an abandoned call, to be discarded. */
 static dd_message *
 hub_on_request(dd_group_extension *extension, int rank, const dd_request *request)
 {
@@ -540,7 +540,7 @@ window_close_messages_locked(dd_window *window)
     }
 }
 
-/* Apply commands whose data has arrived, so that their signals count. Each end starts a new command. */
+/* Apply commands whose data has arrived, so that their signals count. Each starts the next one. */
 static void
 take_landed_notes_locked(window_hub *hub)
 {

@@ -1,13 +1,13 @@
-/* Opening and closing of windows. To open a window, ranks exchange parts, map the memory that they
- * can, and report the result. */
+/* Opening and closing of windows. To open a window, ranks exchange their parts, map the memory that
+ * they can map, and then exchange the results. */
 #include "core/log.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
 
 #include <stdio.h>
 
-/* Limit of waiting for descriptors, which are sent before the messages that refer to them. A
- * missing descriptor was dropped, because it was not requested or memory was short; its rank is
+/* Longest wait for descriptors, which are sent before the messages that name them. A descriptor
+ * that is still missing was dropped, because it was not requested or memory was short; its rank is
  * then reached by messages. */
 #define DESCRIPTORS_PATIENCE_NS (500 * DD_NS_PER_MS)
 #define CONTROL_ALIGNMENT ((size_t)128)
@@ -18,12 +18,12 @@ typedef struct window_opening {
     int size;
     dd_window *window;
     const dd_wait *wait;
-    dd_status own; /* this rank's status; if not DD_OK, `error` has the details */
+    dd_status own; /* status of this rank; if not DD_OK, details are in `error` */
     dd_error error;
     dd_window_part part;   /* this rank's part */
-    dd_window_part *parts; /* [size], of the last exchange: the offers of all ranks, then their results */
-    dd_block *blocks;      /* the encoded `parts`, [size] */
-    dd_error map_error;    /* error of map_locked; its code is DD_OK if there is none */
+    dd_window_part *parts; /* [size]: last exchanged parts: all offers, then all results */
+    dd_block *blocks;      /* [size]: `parts` in encoded form */
+    dd_error map_error;    /* the error of map_locked; code DD_OK if there is none */
     int blamed;
 } window_opening;
 
@@ -59,7 +59,7 @@ window_check_options(dd_group *group, const dd_window_options *options, dd_error
     if (options->region == NULL) {
         return DD_OK;
     }
-    /* If the memory begins before the region, the offset becomes huge and is rejected. */
+    /* Memory that begins before the region gets a huge offset, which is rejected. */
     size_t offset = (uintptr_t)options->data - (uintptr_t)dd_region_data(options->region);
     size_t room = dd_region_nbytes(options->region);
     if (dd_region_group(options->region) != group || offset > room || options->nbytes > room - offset) {
@@ -109,7 +109,7 @@ set_pad(window_member *member, uint8_t *pad, size_t pad_nbytes)
     member->control = (window_control *)(void *)(pad + control_at(pad_nbytes));
 }
 
-/* Create this rank's pad, and fill in its part. */
+/* Create this rank's pad, and describe this rank's memory in its part. */
 static dd_status
 make_part(window_opening *opening, dd_error *err)
 {
@@ -133,7 +133,7 @@ make_part(window_opening *opening, dd_error *err)
 
 /* ---- parts */
 
-/* Fail the group, with an error that cannot be reported in a part. */
+/* Fail the group with an error that a part cannot report. */
 static dd_status
 fail_group(dd_group *group, dd_error *error, dd_error *err)
 {
@@ -162,7 +162,7 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     return fail_group(opening->group, &error, err);
 }
 
-/* Return the error of a rank that could not open its part, or has another pad size than rank 0. */
+/* Return the error of a rank that could not open its part or whose pad size is not rank 0's. */
 static dd_status
 check_part(const window_opening *opening, int rank, dd_error *err)
 {
@@ -192,7 +192,7 @@ check_part(const window_opening *opening, int rank, dd_error *err)
     return DD_OK;
 }
 
-/* Exchange parts. Returns DD_OK if all ranks report success. */
+/* Exchange parts. Return DD_OK if all ranks report success. */
 static dd_status
 window_exchange(window_opening *opening, dd_error *err)
 {
@@ -222,8 +222,8 @@ window_exchange(window_opening *opening, dd_error *err)
 
 /* ---- mapping the memory of other local ranks */
 
-/* Map a rank's memory. Returns NULL if its descriptor has not arrived, or after an error, which is
- * kept in map_error and ends the mapping. */
+/* Map a rank's memory. Return NULL if its descriptor has not arrived or an error occurs; map_error
+ * keeps the error, which ends the mapping. */
 static uint8_t *
 map_locked(window_opening *opening, int rank, dd_window_location spot, uint64_t nbytes)
 {
@@ -246,7 +246,7 @@ map_locked(window_opening *opening, int rank, dd_window_location spot, uint64_t 
     return NULL;
 }
 
-/* Map a rank's pad and memory as far as possible. Returns true if no descriptor is missing. */
+/* Map as much as possible of a rank's pad and memory. Return true if no descriptor is missing. */
 static bool
 map_member_locked(window_opening *opening, int rank)
 {
@@ -277,7 +277,7 @@ is_mapped(void *ctx)
         bool is_near = rank != opening->window->hub->rank && dd_group_shares_memory(opening->group, rank);
         is_all = (!is_near || map_member_locked(opening, rank)) && is_all;
     }
-    /* A failed group receives no more descriptors: stop waiting. */
+    /* Stop waiting if the group has failed, because it then receives no more descriptors. */
     return is_all || opening->map_error.code != DD_OK || dd_group_cause_locked(opening->group) != NULL;
 }
 
@@ -325,8 +325,8 @@ add_to_hub(dd_window *window, dd_error *err)
 
 /* ---- closing */
 
-/* Close this rank's part. Data that is still to be sent is copied from its memory, in pieces: the
- * lock is free between them. */
+/* Close this rank's part. Data that is still to be sent is copied from the caller's memory in
+ * pieces, between which the lock is free. */
 void
 dd_window_close(dd_window *window)
 {

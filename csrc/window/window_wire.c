@@ -6,7 +6,7 @@
 #error "the numbers of window parts are little endian; this file copies them as they are"
 #endif
 
-/* The largest errno of Linux. */
+/* The largest error number of Linux. */
 #define SYS_ERRNO_MAX 4095
 
 typedef struct part_bytes {
@@ -67,11 +67,11 @@ dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *p
 
 /* ---- commands */
 
-/* Fields that a type of command uses. */
+/* Flags for the fields that a type of command uses. */
 enum {
     HAS_CHANNEL = 1,
     HAS_OFFSET = 2,
-    HAS_WISH = 4, /* number of bytes that the other rank must send */
+    HAS_WISH = 4, /* a number of bytes that the other rank must send */
     HAS_DATA = 8,
     HAS_ID = 16,
 };
@@ -98,7 +98,7 @@ dd_window_command_encode(const dd_window_command *command)
     };
 }
 
-/* Return a description of the first fault in a command; NULL if there is none. */
+/* Return a description of a command's first fault; NULL if it has none. */
 static const char *
 wire_find_fault(const dd_request *request)
 {
