@@ -6,25 +6,25 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* A stack of the table. It is constant once its number is in a bucket. */
+/* A stack of the table. Its data is constant once its number is in a bucket. */
 typedef struct known_stack {
     uint64_t hash;
     size_t nkeys;
     dd_call_site_key keys[DD_STACK_MAX_FRAMES];
-    size_t nframes;       /* number of frames to show */
-    dd_call_site *frames; /* frames to show; owned; their texts follow them in the same block */
+    size_t nframes;       /* number of frames that are shown */
+    dd_call_site *frames; /* the shown frames; owned; their texts follow in the same block */
 } known_stack;
 
-/* The table. Stacks are numbered from 1. The arrays follow the struct, in the same mapping. */
+/* The table. Stacks are numbered from 1. The arrays follow this struct in the same mapping. */
 struct dd_call_sites {
     size_t max_stacks; /* const, like the next four fields */
-    /* number of buckets minus one; there are at least twice as many buckets as stacks */
+    /* number of buckets minus one; the buckets are at least twice as many as the stacks */
     size_t mask;
-    size_t nbytes;       /* size of the whole mapping */
-    known_stack *stacks; /* [max_stacks + 1]: the stacks by number */
-    /* [mask + 1]: numbers of stacks, by hash. Each bucket is written once, with release. */
+    size_t nbytes;       /* bytes of the whole mapping */
+    known_stack *stacks; /* [max_stacks + 1]: the stacks, by their numbers */
+    /* [mask + 1]: numbers of stacks, placed by hash. Each bucket is written once, with release. */
     _Atomic(uint32_t) *buckets;
-    atomic_bool is_full; /* relaxed, because the flag is only a hint */
+    atomic_bool is_full; /* relaxed, because it is only a hint */
     dd_lock mu;
     uint32_t nstacks; /* guarded by mu */
 };
@@ -87,7 +87,7 @@ is_stack_of(const known_stack *stack, uint64_t hash, const dd_call_site_key *key
     return is_same;
 }
 
-/* Find the bucket of a stack, or an empty bucket for it. There is always an empty one. */
+/* Find a stack's bucket, or an empty bucket for the stack. There is always an empty one. */
 static _Atomic(uint32_t) *
 find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_call_site_key *keys, size_t nkeys)
 {
@@ -116,8 +116,7 @@ copy_text(char **at, const char *text)
     return copy;
 }
 
-/* Copy the frames to show, and their texts, to one block of memory. Return NULL if
- * there is none. */
+/* Copy the frames that are shown, and their texts, to one block. Return NULL if out of memory. */
 static dd_call_site *
 copy_frames(const dd_call_site *frames, size_t nframes, size_t *nshown)
 {
@@ -164,7 +163,7 @@ dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_c
         id = add_locked(sites, &stack);
         dd_lock_release(&sites->mu);
     }
-    /* full; a failed allocation, in contrast, may succeed next time */
+    /* the table is full; after a failed allocation, in contrast, the next attempt may succeed */
     if (id == 0 && stack.frames != NULL) {
         atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
     }

@@ -1,4 +1,4 @@
-/* Call sites: the call stacks of the caller's language, each stored once. The caller identifies a
+/* Call sites: call stacks of the program's language, each stored once. The caller identifies a
  * frame by two numbers, such as its code object and its instruction, so finding a known stack takes
  * a few nanoseconds. The frames are stored as text, so that dumps need no interpreter. The table is
  * bounded; a stack that does not fit is stack 0, which has no frames. Thread-safe. */
@@ -25,23 +25,23 @@ typedef struct dd_call_site {
     const char *function;
     const char *file;
     int line;
-    bool is_hidden; /* the frame distinguishes stacks, but is not shown */
+    bool is_hidden; /* the frame distinguishes stacks, but is not shown in dumps */
 } dd_call_site;
 
 dd_status dd_call_sites_create(size_t max_stacks, dd_call_sites **sites, dd_error *err) DD_MUST_CHECK;
-void dd_call_sites_destroy(dd_call_sites *sites); /* `sites` may be NULL */
+void dd_call_sites_destroy(dd_call_sites *sites); /* NULL is allowed */
 
-/* Find the stack with these frames (at most DD_STACK_MAX_FRAMES), innermost first. Return 0 if the
- * stack is unknown; *can_add is then true if the table has space for the stack. */
+/* Find the stack that has these frames (at most DD_STACK_MAX_FRAMES), innermost first. Return 0 if
+ * the stack is unknown; *can_add is then true if the table has space for the stack. */
 uint32_t dd_call_sites_find(const dd_call_sites *sites, const dd_call_site_key *keys, size_t nframes,
                             bool *can_add);
-/* Find or add the stack, and copy the texts of its frames. Return 0 if there is no space. The
- * caller must keep the objects behind each `code` alive as long as the table. */
+/* Find the stack or add it, with the texts of its frames. Return 0 if there is no space. The caller
+ * must keep the object behind each `code` alive as long as the table. */
 uint32_t dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_call_site *frames,
                            size_t nframes);
 
-/* Get the shown frames of a stack, innermost first, and return their number. The frames stay valid
- * as long as the table. */
+/* Get a stack's shown frames, innermost first, and return their number. The frames stay valid as
+ * long as the table. */
 size_t dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_call_site **frames);
 
 #endif

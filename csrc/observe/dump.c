@@ -12,10 +12,10 @@
 #define FORMAT_VERSION "2.10"
 #define DUMP_NBYTES 4096
 #define ENTRY_NBYTES 512
-/* Attempts to read a record that another thread is writing; that thread may be descheduled. */
+/* Maximum attempts to read a record that is being written, perhaps by a descheduled thread. */
 #define MAX_ATTEMPTS 1000
 
-/* The names of element types in torch's dumps. */
+/* The names that torch's dumps use for element types. */
 static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_BOOL] = "Bool",
     [DD_DTYPE_INT8] = "Char",
@@ -36,28 +36,28 @@ static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_COMPLEX128] = "ComplexDouble",
 };
 
-/* ---- a snapshot of the recorder, copied so that the threads that write records need not wait */
+/* ---- a snapshot of the recorder: a copy, so that the threads that write records need not wait */
 
 typedef struct snapshot_group {
-    dd_recorder_group *group; /* the group; the snapshot holds a reference */
+    dd_recorder_group *group; /* the snapshot holds a reference to the group */
     const dd_recorder_group_info *info;
     dd_recorder_status status;
-    bool is_shown; /* true if the group is open or has entries */
+    bool is_shown; /* dumps show the group: it is open or has entries */
     /* The following fields describe the newest entry of the group. */
     uint64_t ncollectives;
-    uint64_t number; /* number of the entry among the group's collectives or messages */
+    uint64_t number; /* the entry's number among the group's collectives or messages */
     bool is_p2p;
     /* True if a message and an adjacent collective of the group have the same number. torch's
-     * analyser would take both for one call, so the numbers of messages then continue after the
-     * numbers of collectives. */
+     * analyser would take the two for one call, so the dump numbers the group's messages after its
+     * collectives. */
     bool is_ambiguous;
 } snapshot_group;
 
 typedef struct snapshot_entry {
     uint64_t record;
-    uint64_t number; /* number of the record since the last reset, from 0 */
+    uint64_t number; /* the record's number since the last reset, from 0 */
     const snapshot_group *of;
-    /* NULL if there was no error, or if its text was overwritten: then only `code` is known */
+    /* NULL if there is no error, or if its text was overwritten: then only `code` is known */
     const dd_error *error;
     dd_status code;
     int64_t started_ns;
@@ -68,13 +68,13 @@ typedef struct snapshot_entry {
 
 typedef struct snapshot {
     dd_recorder *recorder;
-    snapshot_group *groups; /* sorted by uid */
+    snapshot_group *groups; /* sorted by the groups' uids */
     size_t ngroups;
-    snapshot_entry *entries; /* [nentries]: the oldest first */
+    snapshot_entry *entries; /* [nentries]: oldest first */
     size_t nentries;
     saved_error errors[ERRORS_MAX];
     char comm_version[COMM_VERSION_MAX];
-    int64_t calendar_ns; /* calendar time minus monotonic time */
+    int64_t calendar_ns; /* calendar time minus monotonic time, in ns */
 } snapshot;
 
 static dd_status
@@ -117,8 +117,8 @@ find_group(snapshot *all, uint32_t uid)
     return low < all->ngroups && all->groups[low].group->uid == uid ? &all->groups[low] : NULL;
 }
 
-/* Read a record, if the slot has it. The words are loaded with acquire, so that the second load of
- * `owner` comes after them. */
+/* Read a record, if the slot still has it. Words are loaded with acquire, so that the second load
+ * of `owner` comes after these loads. */
 static bool
 try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
 {
@@ -137,7 +137,7 @@ try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
     return atomic_load_explicit(&slot->owner, memory_order_relaxed) == 2 * record;
 }
 
-/* Read a record. Return false if the record was overwritten, or is being written for too long. */
+/* Read a record. Return false if it was overwritten, or if writing it takes too long. */
 static bool
 read_record(dd_recorder *recorder, uint64_t record, snapshot_entry *entry)
 {
@@ -201,8 +201,8 @@ read_records(snapshot *all, bool is_active_only, dd_error *err)
     return DD_OK;
 }
 
-/* Find the errors of failed records. Must be called after the records were read: an error is stored
- * before its record is marked as failed. */
+/* Find the errors of failed records. Must be called after reading the records, because an error is
+ * stored before its record is marked as failed. */
 static void
 find_errors(snapshot *all)
 {
@@ -249,7 +249,7 @@ snapshot_fini(snapshot *all)
 
 /* ---- entries */
 
-/* Write the sizes or the dtypes of the inputs or the outputs. */
+/* Write the sizes, or the dtypes, of an entry's inputs or outputs. */
 static void
 put_tensors(dump_writer *writer, const char *key, const record_body *body, bool is_output, bool is_of_types)
 {
@@ -420,8 +420,8 @@ put_ranks(dump_writer *writer, const dd_recorder_group_info *info)
     dd_blob_fini(&text);
 }
 
-/* Return true if no later group has the same name. Dumps identify groups by name, so of several
- * groups with one name only the newest is shown. */
+/* Return true if no later group has the same name. Dumps identify groups by name, so only the
+ * newest of several groups with one name is shown. */
 static bool
 is_last_of_its_name(const snapshot *all, size_t index)
 {
@@ -452,7 +452,7 @@ put_config(dump_writer *writer, const snapshot *all)
     dump_close(writer, DUMP_DICT);
 }
 
-/* Write a progress number. Torch's JSON has these numbers as text, and an empty nccl_comm_state. */
+/* Write a progress number, which torch's JSON has as text, with an empty nccl_comm_state. */
 static void
 put_progress(dump_writer *writer, const char *key, const dd_progress *progress)
 {
@@ -518,7 +518,7 @@ dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob 
     dump_writer writer = {.is_json = options->format == DD_DUMP_JSON, .out = out, .err = err};
     writer.status = snapshot_fill(&all, recorder, options, err);
     if (writer.status == DD_OK) {
-        /* Reserve the expected size; otherwise every append would reallocate the blob. */
+        /* Reserve the expected size, because every append would otherwise reallocate the blob. */
         dd_blob_clear(out, SIZE_MAX);
         writer.status = dd_blob_reserve(out, DUMP_NBYTES + all.nentries * ENTRY_NBYTES, err);
         put_all(&writer, &all, options);

@@ -1,4 +1,4 @@
-/* Dumps to files. */
+/* Writing of dumps to files. */
 #include "observe/recorder.h"
 
 #include "core/system.h"
@@ -23,9 +23,9 @@ make_folders(const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* Write the bytes to a new file, and rename it to `path`. The file is private to its user, because
- * a dump describes the program. Other users may be able to write to the directory, so an existing
- * file is never opened. */
+/* Write the bytes to a new file, and rename it to `path`. Only its user can read the file, because
+ * a dump describes the program. An existing file is never opened, because other users may be able
+ * to write to the directory. */
 static dd_status
 write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
@@ -52,8 +52,8 @@ write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
     return DD_OK;
 }
 
-/* Build the template for mkostemp. The name begins with ".", so that an incomplete dump is not
- * taken for a dump. */
+/* Build the template for mkostemp. Its name begins with ".", so that readers do not take an
+ * incomplete file for a dump. */
 static dd_status
 name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
 {

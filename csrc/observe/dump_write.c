@@ -1,9 +1,9 @@
-/* The two formats of dumps, JSON and pickles. A pickle is a program for a stack machine. C writes
- * both formats, although Python could convert a pickle: with DLDIST_FR_DUMP_FORMAT=json, users find
- * a JSON file when a job hangs, and the monitor's thread writes that file. The interpreter may hang
- * or be killed, so no Python may run before the file is written. A converter would need a second
- * kind of file and a program to run afterwards, and would save only the 60 lines below that write
- * JSON. */
+/* The two formats of dumps, JSON and pickles. A pickle is a program for a stack machine. C code
+ * writes both formats, although a Python program could convert a pickle: with
+ * DLDIST_FR_DUMP_FORMAT=json, users find a JSON file when a job hangs, and the monitor's thread
+ * writes that file. The interpreter may hang or be killed, so no Python may run before the file is
+ * written. A converter would need a second kind of file and a program to run afterwards, and would
+ * save only the 60 lines below that write JSON. */
 #include "observe/dump_internal.h"
 
 #include "core/little_endian.h"
@@ -26,7 +26,7 @@ put_string(dump_writer *writer, const char *text)
     put_bytes(writer, text, strlen(text));
 }
 
-/* Write an instruction of a pickle, and the instruction's operand. */
+/* Write an instruction of a pickle with its operand. */
 static void
 put_op(dump_writer *writer, char op, uint64_t operand, size_t nbytes)
 {
@@ -35,7 +35,7 @@ put_op(dump_writer *writer, char op, uint64_t operand, size_t nbytes)
     put_bytes(writer, bytes, 1 + nbytes);
 }
 
-/* Write a comma if JSON needs one before the next value. */
+/* In JSON, write a comma if one is needed before the next value. */
 static void
 put_comma(dump_writer *writer)
 {
@@ -47,7 +47,7 @@ put_comma(dump_writer *writer)
 
 /* ---- text */
 
-/* Decode the first character of `text` and return its length. Return 0 if the bytes are not UTF-8:
+/* Decode the first character of `text` and return its length; 0 if the bytes are not UTF-8:
  * truncated, overlong, a surrogate, or beyond the last code point. */
 static size_t
 read_character(dd_bytes text, uint32_t *character)
@@ -100,7 +100,7 @@ put_text(dump_writer *writer, dd_bytes text)
     if (writer->is_json) {
         put_string(writer, "\"");
     } else {
-        put_op(writer, 'X', 0, 4); /* length of the text, which is set at the end */
+        put_op(writer, 'X', 0, 4); /* the text's length, set at the end */
     }
     while (text.len > 0 && writer->status == DD_OK) {
         uint32_t character = 0xFFFD;
@@ -132,7 +132,7 @@ dump_name(dump_writer *writer, dd_bytes key)
     }
 }
 
-/* Write a value's key, or a comma if `key` is NULL. A pickle refers to a repeated key. */
+/* Write a value's key or, if `key` is NULL, a comma. In a pickle, a repeated key is a reference. */
 static void
 put_key(dump_writer *writer, const char *key)
 {
@@ -165,8 +165,8 @@ dump_finish(dump_writer *writer)
     put_string(writer, writer->is_json ? "" : ".");
 }
 
-/* Open a container. In a pickle this writes an empty container and a mark; dump_close adds the
- * values above the mark to the container. */
+/* Open a container. A pickle gets an empty container and a mark; dump_close then adds all values
+ * after the mark to the container. */
 void
 dump_open(dump_writer *writer, const char *key, dump_container container)
 {
@@ -232,7 +232,7 @@ dump_time(dump_writer *writer, const char *key, int64_t ns)
     }
 }
 
-/* Write a number. JSON does not use the C library's format: some locales have decimal commas. */
+/* Write a number. JSON must not use the C library's format: some locales have decimal commas. */
 void
 dump_real(dump_writer *writer, const char *key, double value)
 {

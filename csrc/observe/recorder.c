@@ -1,4 +1,4 @@
-/* The ring of records. */
+/* The ring of records, and the calls that write records. */
 #include "observe/recorder_internal.h"
 
 #include "core/lock.h"
@@ -10,11 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LINE_NBYTES 64 /* size of a cache line */
+#define LINE_NBYTES 64 /* bytes of a cache line */
 #define MAX_CAPACITY ((size_t)1 << 24)
-/* Most stacks of the table. A program with more call sites than this generates code. */
+/* Maximum number of stacks in the table. A program with more call sites probably generates code. */
 #define MAX_STACKS 8192
-/* Attempts to lock a slot that is being written: without sleeping, and in all (about 1 ms). */
+/* Attempts to lock a slot that another thread is writing: before sleeping; in all (about 1 ms). */
 #define POLLING_ATTEMPTS 20
 #define SLOT_ATTEMPTS 40
 
@@ -100,7 +100,7 @@ dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
 
 /* ---- thread names */
 
-/* Find the entry of a thread, or a free entry for it; NULL if the table is full. */
+/* Find a thread's entry, or a free entry for it; NULL if the table is full. */
 static known_thread *
 find_thread(dd_recorder *recorder, uint64_t self)
 {
@@ -115,7 +115,7 @@ find_thread(dd_recorder *recorder, uint64_t self)
     return NULL;
 }
 
-/* Store the name of the calling thread for dumps, if the table has space. */
+/* Store the calling thread's name for dumps, if the table has space. */
 static void
 note_thread(dd_recorder *recorder, uint64_t self)
 {
@@ -168,7 +168,7 @@ pack_tensor(const dd_record_tensor *tensor, uint64_t *words, size_t *used)
     return true;
 }
 
-/* Pack tensors until one does not fit. Return the number of tensors that are left out. */
+/* Pack tensors until one does not fit. Return the number of tensors that were left out. */
 static uint32_t
 pack_tensors(const dd_record_tensor *tensors, size_t ntensors, uint64_t *words, size_t *used)
 {
@@ -211,7 +211,7 @@ ring_slot_of(const dd_recorder *recorder, uint64_t record)
 }
 
 /* Wait for the thread that is writing the slot, which is nearly done but may be descheduled. After
- * some polls, sleep: a real-time thread that only polls could keep it from its core. */
+ * some polls, sleep: a real-time thread that only polls could take the writer's core. */
 static void
 wait_for_writer(int attempt)
 {
@@ -223,9 +223,9 @@ wait_for_writer(int attempt)
     }
 }
 
-/* Lock a slot by making `owner` odd. The slot must belong to the record or, for a new record, to an
- * older one. Return false if a newer record has the slot, or if another thread has been writing for
- * too long: then this change is not recorded. */
+/* Lock a slot by making `owner` odd. The slot must belong to the record or, if is_new, to an older
+ * record. Return false if a newer record has the slot, or if another thread keeps writing for too
+ * long; the change is then not recorded. */
 static bool
 take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
@@ -246,7 +246,7 @@ take_slot(record_slot *slot, uint64_t record, bool is_new)
     return false;
 }
 
-/* Lock the slot of a record, which release_slot unlocks; NULL if take_slot fails. */
+/* Lock a record's slot, which release_slot unlocks. NULL if take_slot fails. */
 static record_slot *
 lock_record(const dd_recorder *recorder, uint64_t record)
 {
@@ -260,8 +260,8 @@ release_slot(record_slot *slot, uint64_t record)
     atomic_store_explicit(&slot->owner, 2 * record, memory_order_release);
 }
 
-/* Prefetch the cache lines that a call with one or two tensors writes: the last use of this slot
- * was a whole round of the ring ago. */
+/* Prefetch the cache lines that a call with one or two tensors writes, because this slot was last
+ * used a whole round of the ring ago. */
 static void
 prefetch_slot(const record_slot *slot)
 {
@@ -271,7 +271,7 @@ prefetch_slot(const record_slot *slot)
     __builtin_prefetch(lines + 2 * LINE_NBYTES, 1);
 }
 
-/* Store a record's words, each with release: none is visible before the odd `owner`. */
+/* Store a record's words, each with release, so that no word is visible before the odd `owner`. */
 static void
 store_body(record_slot *slot, const record_body *body)
 {
@@ -285,7 +285,7 @@ store_body(record_slot *slot, const record_body *body)
     }
 }
 
-/* Read a word of a slot. This thread must have locked the slot, or know that it has the record. */
+/* Read a word of a slot, which this thread must have locked or must know to have the record. */
 static uint64_t
 word_at(record_slot *slot, size_t offset)
 {
@@ -297,7 +297,7 @@ group_of(record_slot *slot)
 {
     _Static_assert(sizeof(dd_recorder_group *) == sizeof(uint64_t), "a pointer is a word");
     uint64_t word = word_at(slot, offsetof(record_body, group));
-    return (dd_recorder_group *)(uintptr_t)word; /* a stored pointer, not a computed address */
+    return (dd_recorder_group *)(uintptr_t)word; /* the word stores a pointer */
 }
 
 static bool
@@ -324,8 +324,7 @@ set_mark(group_mark *mark, uint64_t number, const char *name)
     atomic_store_explicit(&mark->name, name, memory_order_relaxed);
 }
 
-/* Record that the collective of a locked slot has started or completed. Messages have
- * no progress. */
+/* Record that a locked slot's collective has started or completed. Messages have no progress. */
 static void
 note_group_progress(record_slot *slot, bool is_completed)
 {

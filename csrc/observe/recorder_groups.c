@@ -20,7 +20,7 @@ free_group(dd_recorder_group *group)
     dd_mem_free(group);
 }
 
-/* Copy the bytes to `*at`, advance `*at` past the copy, and return the copy. */
+/* Copy the bytes to `*at`, move `*at` behind the copy, and return the copy. */
 static void *
 append_copy(uint8_t **at, const void *data, size_t nbytes)
 {
@@ -61,8 +61,8 @@ dd_recorder_group_set_kind(dd_recorder_group *group, const char *kind, dd_error 
     return dd_recorder_group_rename(group, &info, err);
 }
 
-/* Return true if the ring may still have a record of the group, even a record that is not shown.
- * Two rounds of the ring count, because a thread may have an id whose record it has not written. */
+/* Return true if the ring may still have a record of the group, shown or not. Check two rounds of
+ * the ring, because a thread may have an id whose record is not written yet. */
 static bool
 may_have_records(const dd_recorder *recorder, const dd_recorder_group *group)
 {
@@ -71,7 +71,7 @@ may_have_records(const dd_recorder *recorder, const dd_recorder_group *group)
     return last_record != 0 && last - last_record <= 2 * (recorder->mask + 1);
 }
 
-/* Free the groups that have neither references nor records in the ring. */
+/* Free the groups that have no references and no records in the ring. */
 static void
 sweep_locked(dd_recorder *recorder)
 {
@@ -126,7 +126,7 @@ void
 dd_recorder_group_release(dd_recorder_group *group)
 {
     if (group != NULL) {
-        /* a sweep frees the group */
+        /* a later sweep frees the group */
         atomic_fetch_sub_explicit(&group->refs, 1, memory_order_release);
     }
 }
