@@ -68,7 +68,7 @@ dd_blob_reserve(dd_blob *blob, size_t more, dd_error *err)
         return dd_error_no_memory(err, more);
     }
     size_t capacity = blob->len + more;
-    /* Most small blobs are values that never grow, so allocate only the required bytes. Beyond a
+    /* Most small blobs are values that never grow, so allocate only the requested bytes. Beyond a
      * page, grow by half, so that repeated appends take linear time. */
     if (capacity > 4096 && capacity < blob->capacity + blob->capacity / 2) {
         capacity = blob->capacity + blob->capacity / 2;
@@ -127,7 +127,7 @@ const char *
 dd_bytes_print(dd_bytes bytes, char *out, size_t out_size)
 {
     size_t used = 0;
-    size_t cut = 0; /* end of the last piece after which "..." still fits */
+    size_t cut = 0; /* length of the text after which "..." still fits */
     for (size_t i = 0; i < bytes.len; i++) {
         char piece[5];
         int len = bytes.data[i] >= 0x20 && bytes.data[i] < 0x7f

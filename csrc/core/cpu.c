@@ -15,7 +15,7 @@
 
 #include <cpuid.h>
 
-/* Bits of the register XCR0: the registers that the operating system saves and restores. */
+/* Masks for the register XCR0, whose bits show which registers the operating system saves. */
 #define XCR0_AVX 0x06U    /* xmm and ymm registers */
 #define XCR0_AVX512 0xe6U /* xmm and ymm registers, mask registers, zmm registers */
 
@@ -27,13 +27,13 @@ read_xcr0(void)
     return low;
 }
 
-/* cpuid is used directly: compilers know different names in __builtin_cpu_supports. */
+/* Use cpuid directly, because compilers disagree on the names for __builtin_cpu_supports. */
 static unsigned
 detect_features(void)
 {
     const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    const unsigned fast_short_rep_movsb = 1U << 4; /* bit of edx */
-    const unsigned fast_rep_movsb = 1U << 9;       /* bit of ebx */
+    const unsigned fast_short_rep_movsb = 1U << 4; /* FSRM, a bit of edx */
+    const unsigned fast_rep_movsb = 1U << 9;       /* ERMS, a bit of ebx */
     unsigned eax, ebx, ecx, edx, ebx7, ecx7, edx7;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !__get_cpuid_count(7, 0, &eax, &ebx7, &ecx7, &edx7)) {
         return 0;
@@ -62,7 +62,7 @@ detect_features(void)
 static unsigned
 detect_features(void)
 {
-    const unsigned long aes = 1UL << 3; /* bit HWCAP_AES; the next is HWCAP_PMULL */
+    const unsigned long aes = 1UL << 3; /* HWCAP_AES; the next constant is HWCAP_PMULL */
     const unsigned long pmull = 1UL << 4;
     unsigned long has = getauxval(AT_HWCAP);
     return DD_CPU_NEON | ((has & aes) != 0 && (has & pmull) != 0 ? (unsigned)DD_CPU_AES : 0);
@@ -81,9 +81,8 @@ detect_features(void)
 unsigned
 dd_cpu_features(void)
 {
-    /* Cached features. All threads write the same value, and no other data depends on it, so
-     * relaxed order is enough. Without the cache, each query would take microseconds on a virtual
-     * machine. */
+    /* The features are cached, since a query takes microseconds on a virtual machine. All threads
+     * store the same value, and no other data depends on it, so relaxed order is enough. */
     static _Atomic unsigned known;
     const unsigned is_known = 1U << 31;
     unsigned features = atomic_load_explicit(&known, memory_order_relaxed);
@@ -94,8 +93,8 @@ dd_cpu_features(void)
     return features & ~is_known;
 }
 
-/* Get the thread's affinity; return NULL on failure. The kernel rejects a set that is smaller than
- * its own set and does not report the required size, so try larger sizes. */
+/* Get the thread's affinity, or NULL on failure. The kernel rejects a set that is smaller than its
+ * own, and does not report the required size, so try increasing sizes. */
 static cpu_set_t *
 get_affinity(size_t *nbytes)
 {
@@ -153,7 +152,7 @@ dd_cpu_parse_quota(const char *cpu_max)
     char *end;
     long long quota = strtoll(cpu_max, &end, 10);
     if (end == cpu_max || quota <= 0) {
-        return 0; /* no limit, such as "max 100000" */
+        return 0; /* no limit, as in "max 100000" */
     }
     const char *period_text = end;
     long long period = strtoll(period_text, &end, 10);
@@ -164,7 +163,7 @@ dd_cpu_parse_quota(const char *cpu_max)
     return count > INT_MAX ? 0 : (int)count;
 }
 
-/* Get the path of the process's cgroup below the mount point, "" for the root. Return false if the
+/* Get the path of the process's cgroup below the mount point; "" for the root. Return false if the
  * process is in no cgroup of version 2. */
 static bool
 find_cgroup(char *path, size_t size)
@@ -187,7 +186,7 @@ find_cgroup(char *path, size_t size)
     return true;
 }
 
-/* Search from the process's cgroup up to the root. */
+/* Use the lowest quota between the process's cgroup and the root. */
 int
 dd_cpu_quota(void)
 {

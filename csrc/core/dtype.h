@@ -13,7 +13,7 @@ typedef enum dd_dtype_kind {
     DD_KIND_COMPLEX,
 } dd_dtype_kind;
 
-/* X(name, text, size in bytes, kind). The order is part of the wire format: only append. */
+/* X(name, text, size in bytes, kind). The order is part of the wire format: only append types. */
 #define DD_DTYPE_LIST(X)                        \
     X(BOOL, "bool", 1, BOOL)                    \
     X(INT8, "int8", 1, INT)                     \
@@ -42,14 +42,14 @@ typedef enum dd_dtype {
 #define DD_DTYPE_COUNT ((int)DD_DTYPE_COMPLEX128 + 1)
 #define DD_DTYPE_MAX_SIZE 16
 
-/* The dtype must be valid for dd_dtype_size and dd_dtype_kind_of; they do not check it. */
+/* The caller must pass a valid dtype: these two functions do not check it. */
 size_t dd_dtype_size(dd_dtype dtype);
 dd_dtype_kind dd_dtype_kind_of(dd_dtype dtype);
 
 /* Return the dtype's name, such as "float32"; "unknown dtype" for an invalid number. */
 const char *dd_dtype_name(dd_dtype dtype);
 
-/* Return true if the number, as received from a peer, is a valid dtype. */
+/* Return true if a number received from a peer is a valid dtype. */
 bool dd_dtype_is_valid(unsigned number);
 
 #endif

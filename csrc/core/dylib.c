@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* Append text to a message. If there is no memory, the text is left out. */
+/* Append text to a message. If there is no memory, the text is omitted. */
 static void
 dylib_append(dd_blob *text, const char *more)
 {
@@ -14,7 +14,7 @@ dylib_append(dd_blob *text, const char *more)
     (void)status;
 }
 
-/* Append a failed attempt to the list for the error: "path: reason; path: reason". */
+/* Append a failed attempt to the list of attempts for the error: "path: reason; path: reason". */
 static void
 dylib_note_failure(dd_blob *log, const char *name, const char *reason)
 {
@@ -24,7 +24,7 @@ dylib_note_failure(dd_blob *log, const char *name, const char *reason)
     dylib_append(log, reason);
 }
 
-/* Return dlerror's text without the leading file name, which the list already contains. */
+/* Return dlerror's text without the file name at its start, which the list already contains. */
 static const char *
 loader_reason(const char *name)
 {
@@ -36,7 +36,7 @@ loader_reason(const char *name)
     return strncmp(reason, name, len) == 0 && strncmp(reason + len, ": ", 2) == 0 ? reason + len + 2 : reason;
 }
 
-/* Return the file that contains a function, or NULL if the loader does not know the function. */
+/* Return the file that contains a function, or NULL if the loader does not know it. */
 static const char *
 file_of(const void *function)
 {

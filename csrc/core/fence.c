@@ -8,8 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The fork generation in which this process registered, plus one; 0 if the process has not
- * registered. The value is a fact about the process, so it may be a global variable. */
+/* The fork generation in which this process registered, plus one; 0 if it has not registered. This
+ * is a fact about the process, so it may be global. */
 static _Atomic uint64_t registered_in;
 
 void

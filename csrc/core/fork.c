@@ -10,11 +10,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* State of the process, like its pid, not of an object; so it may be global. */
+/* State of the process (like its pid), not of an object, so it may be global. */
 static atomic_uint_fast64_t generation;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static dd_lock register_mu = DD_LOCK_INITIALIZER(DD_LOCK_FORK);
-/* guarded by register_mu: one bit for each descriptor that a child must close */
+/* guarded by register_mu; one bit for each descriptor that a forked child must close */
 static uint64_t *owned_bits;
 static size_t owned_words;
 
@@ -30,7 +30,7 @@ after_fork_in_parent(void)
     dd_lock_release(&register_mu);
 }
 
-/* Use only system calls and plain memory: these are safe in the child of a process with threads. */
+/* May use only system calls and plain memory, which are safe in the child of a threaded process. */
 static void
 after_fork_in_child(void)
 {
@@ -56,8 +56,8 @@ dd_fork_generation(void)
     return atomic_load_explicit(&generation, memory_order_relaxed);
 }
 
-/* Make space for the bits of this many words. If there is no memory, the descriptor stays
- * unregistered: it remains open in a child, which is better than a failure. */
+/* Make space for `words` words of bits. If there is no memory, the descriptor is not registered: it
+ * stays open in a forked child, which is better than a failure. */
 static void
 grow_register_locked(size_t words)
 {
@@ -103,8 +103,8 @@ dd_fork_close(int fd)
     if (word < owned_words) {
         owned_bits[word] &= ~(UINT64_C(1) << (fd % 64));
     }
-    /* Close the descriptor under the lock; otherwise a fork in between could leave the child a
-     * descriptor that the child never closes. */
+    /* Close under the lock: a fork between the two steps would give the child a descriptor that it
+     * never closes. */
     close(fd);
     dd_lock_release(&register_mu);
 }

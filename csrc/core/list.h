@@ -1,5 +1,5 @@
-/* Intrusive doubly linked list. Heads and nodes have the same type. A node in no list points to
- * itself after dd_list_init or dd_list_remove, so removing it twice is harmless. */
+/* Intrusive doubly linked list. Heads and nodes have the same type. After dd_list_init or
+ * dd_list_remove, a node points to itself, so a second dd_list_remove has no effect. */
 #ifndef DD_CORE_LIST_H
 #define DD_CORE_LIST_H
 
@@ -34,7 +34,7 @@ dd_list_remove(dd_list *node)
     dd_list_init(node);
 }
 
-/* Insert `node`, which must be in no list, before `position`. Before the head is the list's end. */
+/* Insert `node`, which must be in no list, before `position`. Before the head means: at the end. */
 static inline void
 dd_list_insert_before(dd_list *position, dd_list *node)
 {

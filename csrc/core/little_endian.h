@@ -1,5 +1,5 @@
-/* Numbers as little-endian bytes. `nbytes` must be at most 8; if constant, it compiles
- * to one move. */
+/* Numbers as little-endian bytes. `nbytes` must be at most 8; a constant `nbytes` compiles to one
+ * move. */
 #ifndef DD_CORE_LITTLE_ENDIAN_H
 #define DD_CORE_LITTLE_ENDIAN_H
 

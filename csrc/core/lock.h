@@ -1,7 +1,7 @@
 /* Mutexes with a checked lock order; docs/contributing/locks.md lists the data that each guards.
  *
- * A thread that holds a lock may take only locks later in the list below, and never two of one
- * kind. So no two threads can wait for each other. Test builds check it (tests/faults/lock.c). */
+ * A thread that holds a lock must take only locks later in the list below, and never two of one
+ * kind, so no two threads can wait for each other. Test builds check this (tests/faults/lock.c). */
 #ifndef DD_CORE_LOCK_H
 #define DD_CORE_LOCK_H
 
@@ -65,29 +65,29 @@ void dd_lock_init(dd_lock *lock, dd_lock_kind kind);
 void dd_lock_fini(dd_lock *lock);
 
 void dd_lock_take(dd_lock *lock);
-/* Take the lock if it is free. Return false, without waiting, if another thread holds the lock. The
- * lock order applies to this call too, because callers may wait for the lock after it fails. */
+/* Take the lock if it is free. Return false, without waiting, if another thread holds it. The lock
+ * order applies to this call too, because a caller may wait for the lock after this call fails. */
 bool dd_lock_try(dd_lock *lock);
 void dd_lock_release(dd_lock *lock);
-/* Return false if a thread of the parent held the lock at the fork, so that the guarded data may be
- * half changed. For a forked child, which has only one thread. Does not take the lock. */
+/* Return false if a thread of the parent held the lock at the fork: the guarded data may then be
+ * half changed. Call only in a forked child, which has one thread. Does not take the lock. */
 bool dd_lock_was_free_at_fork(dd_lock *lock);
 
 /* ---- a lock with a timeout
  *
- * POSIX can wait for a mutex only on the calendar clock, which may be set back during the wait. The
+ * POSIX can wait for a mutex only by the calendar clock, which may be set back during the wait. A
  * function with another clock needs glibc 2.30, and musl has none. So this lock is a flag with a
  * condition variable; its mutex is held only to read or set the flag. The lock order applies. */
 
 typedef struct dd_timed_lock {
     dd_lock guard; /* guards is_taken; its kind is the kind of the timed lock */
     pthread_cond_t freed;
-    bool is_taken; /* guarded by guard: true while a thread holds the timed lock */
+    bool is_taken; /* guarded by `guard`; true while a thread holds the timed lock */
 } dd_timed_lock;
 
 void dd_timed_lock_init(dd_timed_lock *self, dd_lock_kind kind);
 void dd_timed_lock_fini(dd_timed_lock *self);
-/* Take the lock. Return false if the lock is not free within timeout_ns, which may be 0. */
+/* Take the lock. Return false if it is not free within timeout_ns nanoseconds, which may be 0. */
 bool dd_timed_lock_take_within(dd_timed_lock *self, int64_t timeout_ns);
 void dd_timed_lock_release(dd_timed_lock *self);
 
@@ -97,15 +97,15 @@ void dd_cond_init(pthread_cond_t *cond);
 void dd_cond_fini(pthread_cond_t *cond);
 void dd_cond_signal(pthread_cond_t *cond);
 void dd_cond_broadcast(pthread_cond_t *cond);
-/* The caller must hold the lock for these two functions, and check its condition afterwards. */
+/* In both calls, the caller must hold the lock, and must check the awaited condition afterwards. */
 void dd_cond_wait(pthread_cond_t *cond, dd_lock *lock);
 void dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until);
-/* Wait on `cond` until a signal, or for at most one slice of `wait` (see wait.h). Needs the lock.
- * The caller must then check its condition, the deadline and, unlocked, dd_wait_check. */
+/* Wait for a signal on `cond`, for at most one slice of `wait` (see wait.h). The caller must hold
+ * the lock, and then check its condition, the deadline and, unlocked, dd_wait_check. */
 void dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait);
-/* Wait as dd_cond_wait_slice does, then check the wait without the lock. Return DD_TIMED_OUT,
- * without a message, at the deadline, or the status of dd_wait_check. The caller must check its
- * condition before it uses the status. */
+/* Like dd_cond_wait_slice, but also check `wait`, without the lock. Return DD_TIMED_OUT, without a
+ * message, at the deadline, or the status of dd_wait_check. The caller must check its condition
+ * before it uses the status. */
 dd_status dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
 

@@ -12,18 +12,18 @@
 
 #define RING_RECORDS 256u
 
-/* The log of the process, which all objects share, like stderr. */
+/* The log of the process. All objects share it, like stderr, so it may be global. */
 static atomic_int log_level = DD_LOG_OFF;
 static dd_lock ring_mu = DD_LOCK_INITIALIZER(DD_LOCK_LOG);
 static pthread_cond_t ring_cond;
 static pthread_once_t ring_once = PTHREAD_ONCE_INIT;
-/* The ring of records, guarded by ring_mu. */
+/* The ring of records: guarded by ring_mu, like its counters. */
 static dd_log_record ring[RING_RECORDS];
 static unsigned ring_first;
 static unsigned ring_count;
 static unsigned ring_lost;
 
-/* Reset the log in a forked child: another thread may have held the lock during the fork. */
+/* Reset the log in a forked child, because another thread may have held the lock at the fork. */
 static void
 reset_in_child(void)
 {

@@ -41,7 +41,7 @@ sip_absorb(sip_state *s, uint64_t word)
     s->v0 ^= word;
 }
 
-/* SipHash-1-3: strong enough to keep an attacker from choosing keys of one bucket. */
+/* SipHash-1-3. An attacker who does not know the secret cannot choose keys for one bucket. */
 static uint64_t
 hash_key(const uint64_t secret[2], dd_bytes key)
 {
@@ -74,7 +74,7 @@ dd_map_init(dd_map *map)
 {
     *map = (dd_map){0};
     if (dd_sys_getrandom(map->secret, sizeof map->secret, GRND_NONBLOCK) != (ssize_t)sizeof map->secret) {
-        /* Early during boot there may be no entropy. A clock and an address are better than
+        /* Early during boot there may be no randomness. A time and an address are better than
          * constants. */
         map->secret[0] = (uint64_t)dd_clock_now_ns();
         map->secret[1] = (uint64_t)(uintptr_t)map;
@@ -153,7 +153,7 @@ dd_map_insert(dd_map *map, dd_map_node *node, dd_error *err)
     return DD_OK;
 }
 
-/* Return the address of the pointer that points to this node of the map. */
+/* Return the address of the pointer that points to `node`, which must be in the map. */
 static dd_map_node **
 link_to(const dd_map *map, const dd_map_node *node)
 {

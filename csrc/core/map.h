@@ -1,7 +1,7 @@
 /* Hash map from byte strings to objects that embed a dd_map_node.
  *
- * The hash has a random secret per map: peers choose the keys, and could choose some
- * that collide. */
+ * Each map's hash has a random secret, because peers choose the keys, and could choose keys that
+ * collide. */
 #ifndef DD_CORE_MAP_H
 #define DD_CORE_MAP_H
 
@@ -26,16 +26,16 @@ typedef struct dd_map {
 
 void dd_map_init(dd_map *map);
 
-/* Free the map's table. The owner keeps the nodes and must free them. A zeroed map is allowed. */
+/* Free the map's table, but not the nodes, which their owner must free. A zeroed map is allowed. */
 void dd_map_fini(dd_map *map);
 
 /* Return the node with this key, or NULL if there is none. */
 dd_map_node *dd_map_find(const dd_map *map, dd_bytes key);
 
-/* Add a node, whose key must not be in the map. On failure nothing changes. */
+/* Add a node, whose key must not be in the map. On failure nothing has changed. */
 dd_status dd_map_insert(dd_map *map, dd_map_node *node, dd_error *err) DD_MUST_CHECK;
 
-/* Replace a node of the map by `by`, which must have the same key. */
+/* Replace a node that is in the map by `by`, which must have the same key. */
 void dd_map_replace(dd_map *map, dd_map_node *node, dd_map_node *by);
 
 void dd_map_remove(dd_map *map, dd_map_node *node);

@@ -52,7 +52,7 @@ dd_mem_unmap(void *pages, size_t nbytes)
     }
 }
 
-/* Size of a large page on x86-64, and on Arm with 4 KiB pages. */
+/* Size in bytes of a large page on x86-64, and on Arm with small pages of 4 KiB. */
 #define LARGE_PAGE_NBYTES ((uintptr_t)2 << 20)
 
 void
@@ -61,7 +61,7 @@ dd_mem_expect_writes(void *at, size_t nbytes)
     uintptr_t first = ((uintptr_t)at + LARGE_PAGE_NBYTES - 1) & ~(LARGE_PAGE_NBYTES - 1);
     uintptr_t end = ((uintptr_t)at + nbytes) & ~(LARGE_PAGE_NBYTES - 1);
     if (first < end) {
-        /* Ignore failures: the system may have no large pages, or may not support them. */
+        /* Ignore failure: the system may lack large pages, or may not support them. */
         (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
     }
 }

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-/* missing from the headers of older systems */
+/* missing from the headers of old systems */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -24,8 +24,8 @@ error_of(const char *call, int sys_errno, dd_error *err)
                               "%s failed; %s", call, advice);
 }
 
-/* Create a memfd. Kernels from 6.3 on log a warning for executable memfds unless MFD_NOEXEC_SEAL is
- * set; older kernels reject this flag. */
+/* Create a memfd. Since 6.3, kernels log a warning for a memfd that may be executable, so set
+ * MFD_NOEXEC_SEAL; older kernels reject this flag. */
 static int
 create_memfd(const char *name)
 {
@@ -63,7 +63,7 @@ dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err)
     struct stat info;
     int seals = dd_sys_fcntl(fd, F_GET_SEALS, 0);
     bool is_known = seals >= 0 && dd_sys_fstat(fd, &info) == 0;
-    /* EINVAL: a file that cannot have seals. EBADF: not an open descriptor. */
+    /* EINVAL means a file that cannot have seals, EBADF a descriptor that is not open. */
     if (!is_known && errno != EINVAL && errno != EBADF) {
         return dd_error_set_errno(err, DD_SYSTEM, errno,
                                   "cannot read the size and the seals of shared memory");

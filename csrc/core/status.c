@@ -26,7 +26,7 @@ dd_status_text(dd_status code)
     return (unsigned)code < DD_STATUS_COUNT ? status_table[code].text : "unknown status";
 }
 
-/* End a truncated message in "...", so that it is not mistaken for a whole message. */
+/* Let a truncated message end in "...", so that it is not taken for a complete message. */
 static void
 mark_if_cut(dd_error *err, size_t wanted)
 {
@@ -69,7 +69,7 @@ dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *for
         error_vset(err, code, format, args);
         va_end(args);
         char reason[128];
-        /* GNU strerror_r returns the text, which need not be in the buffer that it got. */
+        /* GNU's strerror_r returns the text, which need not be in `reason`. */
         const char *text = strerror_r(sys_errno, reason, sizeof reason);
         size_t used = strlen(err->message);
         int wanted =
@@ -137,25 +137,25 @@ dd_error_no_memory(dd_error *err, unsigned long long nbytes)
     return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory (%llu bytes)", nbytes);
 }
 
-/* Include only errnos that neither the peer nor the network can cause. EADDRNOTAVAIL is left out: a
+/* Only errnos that neither the peer nor the network can cause are local. EADDRNOTAVAIL is not: a
  * peer may publish an address that this host cannot reach. */
 bool
 dd_error_is_local(const dd_error *err)
 {
     switch (err->sys_errno) {
-    case EMFILE: /* resources of this process or host are exhausted */
+    case EMFILE: /* from here to ENOSPC: resources are exhausted */
     case ENFILE:
     case ENOMEM:
     case ENOBUFS:
     case ENOSPC:
-    case EACCES: /* forbidden, or unknown to the kernel, as in a sandbox */
+    case EACCES: /* from here to EIO: forbidden, or unknown to the kernel (sandbox) */
     case EPERM:
     case ENOSYS:
     case EOPNOTSUPP:
     case EAFNOSUPPORT:
     case EPROTONOSUPPORT:
     case EIO:
-    case EINVAL: /* a wrong call, or another part of the program closed the descriptor */
+    case EINVAL: /* from here to EFAULT: a wrong call, or a descriptor closed elsewhere */
     case EBADF:
     case ENOTSOCK:
     case EFAULT:

@@ -2,7 +2,7 @@
  *
  * Every function that can fail returns a dd_status and takes `dd_error *err` last (it may be NULL).
  * The function that detects the failure writes the message: the attempted call, its target, the
- * result, the numbers. Outer functions may prepend context once; cleanup never overwrites it. */
+ * result, the numbers. Outer functions may prepend context once; cleanup must not overwrite it. */
 #ifndef DD_CORE_STATUS_H
 #define DD_CORE_STATUS_H
 
@@ -45,19 +45,19 @@ typedef enum dd_status {
 
 #define DD_HOST_NAME_MAX 64
 
-/* The rank that an error blames, if it blames a single one. */
+/* The rank that an error blames, if it blames exactly one. */
 typedef struct dd_blamed_rank {
-    int rank;      /* rank in the group; -1 if no rank is to blame */
-    long long pid; /* process id of the blamed rank; 0 if it is not known */
+    int rank;      /* rank in the group; -1 if no rank is blamed */
+    long long pid; /* process id of the blamed rank; 0 if unknown */
     char host[DD_HOST_NAME_MAX];
 } dd_blamed_rank;
 
-/* The call on a group that failed. */
+/* The call on a group whose failure an error reports. */
 typedef struct dd_failed_call {
-    char op[32];                 /* name of the call ("all_reduce"); "" if no call failed */
+    char op[32];                 /* name of the call, such as "all_reduce"; "" if no call failed */
     char group[64];              /* name of the group, truncated to fit */
-    unsigned long long sequence; /* the call's number among the group's collectives, or 0 */
-    long long elapsed_ns;        /* time from the start of the call to the failure */
+    unsigned long long sequence; /* number of the call among the group's collectives, or 0 */
+    long long elapsed_ns;        /* nanoseconds from the start of the call to the failure */
 } dd_failed_call;
 
 typedef struct dd_error {
@@ -65,41 +65,41 @@ typedef struct dd_error {
     int sys_errno; /* errno of the failed system call; 0 if no system call failed */
     dd_blamed_rank blamed;
     dd_failed_call call;
-    bool keeps_memory; /* the call's memory may still be in use: it must not be freed */
+    bool keeps_memory; /* true if the call's memory may still be in use: it must not be freed */
     char message[1024];
 } dd_error;
 
-/* Return the name ("TIMED_OUT") or the meaning ("timed out") of a status code; never NULL. */
+/* Return the name of a status code ("TIMED_OUT"), or its meaning ("timed out"); never NULL. */
 const char *dd_status_name(dd_status code);
 const char *dd_status_text(dd_status code);
 
-/* Set the code and the message of `err` (which may be NULL) and return the code, so that a failure
- * is one line: `return dd_error_set(err, DD_STORE, "...", ...)`. Messages are in lower case without
- * a final period. A message that does not fit is truncated and ends in "...". */
+/* Set the code and the message of `err`, which may be NULL, and return the code, so that a failure
+ * is one line: `return dd_error_set(err, DD_STORE, "...", ...)`. Messages must be in lower case
+ * without a final period. A message that does not fit is truncated and ends in "...". */
 dd_status dd_error_set(dd_error *err, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
 
-/* The same as dd_error_set, with ": <text of strerror> (errno N)" appended to the message. */
+/* Like dd_error_set, but append ": <text of strerror> (errno N)" to the message. */
 dd_status dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *format, ...)
     DD_PRINTF(4, 5);
 
 /* Set the rank that an error blames. `host` may be NULL. */
 void dd_error_blame(dd_error *err, int rank, const char *host, long long pid);
 
-/* Set the failed call of an error. `group` is the group's name, of `group_len` bytes. */
+/* Set the failed call of an error. `group` is the group's name, which has `group_len` bytes. */
 void dd_error_note_call(dd_error *err, const char *op, unsigned long long sequence, long long elapsed_ns,
                         const void *group, size_t group_len);
 
-/* Put "<text>: " before an error's message. */
+/* Put "<text>: " before the message of an error. */
 void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
 
-/* Copy `from` to `err`, which may be NULL, and return the code. */
+/* Copy the error `from` to `err`, which may be NULL, and return its code. */
 dd_status dd_error_copy(dd_error *err, const dd_error *from);
 
-/* Return true if only this process can have caused the error: no memory, no descriptors, no
- * permission, a call that the kernel or a sandbox refuses, DD_SYSTEM. */
+/* Return true if only this process can have caused the error: lack of memory, descriptors or
+ * permission, a call that the kernel or a sandbox refuses, or DD_SYSTEM. */
 bool dd_error_is_local(const dd_error *err);
 
-/* Set DD_OUT_OF_MEMORY, with the number of requested bytes in the message. */
+/* Set DD_OUT_OF_MEMORY, with a message that has the number of requested bytes, and return it. */
 dd_status dd_error_no_memory(dd_error *err, unsigned long long nbytes);
 
 #endif

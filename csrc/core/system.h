@@ -1,7 +1,7 @@
-/* All system calls of the library for files, memory, sockets and the process. Clocks, threads,
- * locks and the heap have other headers here. Other folders do not call the system directly
+/* All system calls of the library for files, memory, sockets and the process. (Clocks, threads,
+ * locks and the heap have other headers here.) Other folders must not call the system
  * (tools/check_system.py). Each function calls the C library's function of the same name, and fails
- * in the same way. Tests wrap these functions to make the N-th call fail (tests/faults/). */
+ * in the same way. Tests wrap the functions to make the N-th call fail (tests/faults/). */
 #ifndef DD_CORE_SYSTEM_H
 #define DD_CORE_SYSTEM_H
 
@@ -73,7 +73,7 @@
     X(int, getsockname, (int fd, struct sockaddr *addr, socklen_t *len), (fd, addr, len))                    \
     X(int, getpeername, (int fd, struct sockaddr *addr, socklen_t *len), (fd, addr, len))                    \
     X(int, ioctl, (int fd, unsigned long request, int *value),                                               \
-      (fd, request, value)) /* that fills in a number */                                                     \
+      (fd, request, value)) /* only for requests that write one int to *value */                             \
     X(int, getifaddrs, (struct ifaddrs * *all), (all))                                                       \
     /* waiting */                                                                                            \
     X(int, poll, (struct pollfd * fds, nfds_t count, int timeout_ms), (fds, count, timeout_ms))              \
@@ -88,7 +88,7 @@
     X(int, gethostname, (char *name, size_t nbytes), (name, nbytes))                                         \
     X(ssize_t, getrandom, (void *data, size_t nbytes, unsigned flags), (data, nbytes, flags))
 
-/* X(result, name, parameters, arguments): calls that cannot fail, or need no check. */
+/* X(result, name, parameters, arguments): calls that cannot fail, or that need no check. */
 #define DD_SYSTEM_SURE_CALLS(X)                                                                   \
     X(int, close, (int fd), (fd))                                                                 \
     X(int, munmap, (void *at, size_t nbytes), (at, nbytes))                                       \
@@ -106,12 +106,12 @@ DD_SYSTEM_CALLS(X)
 DD_SYSTEM_SURE_CALLS(X)
 #undef X
 
-/* Calls that report failures in another way than -1 and errno, or that need another signature. */
+/* Calls that do not report failures by -1 and errno, or that need another signature. */
 int dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
                        struct addrinfo **found);
 char *dd_sys_getcwd(char *path, size_t nbytes);
-/* `command` must be F_OFD_SETLK or a similar command */
+/* `command` must be F_OFD_SETLK or another lock command */
 int dd_sys_lock_file(int fd, int command, struct flock *lock);
-int dd_sys_get_file_limit(struct rlimit *limit); /* the limit RLIMIT_NOFILE */
+int dd_sys_get_file_limit(struct rlimit *limit); /* gets the limit of open files, RLIMIT_NOFILE */
 
 #endif

@@ -11,8 +11,8 @@ typedef struct thread_start {
     void *arg;
 } thread_start;
 
-/* Entry of a new thread, which sets its own name. Another thread would have to write a file in
- * /proc to set the name, which is too slow for threads that run for a millisecond. */
+/* Main function of a new thread, which sets its own name. Another thread would have to write a file
+ * in /proc to do so, which is too slow for threads that run for a millisecond. */
 static void *
 enter_thread(void *ptr)
 {

@@ -3,8 +3,8 @@
 #include "core/cpu.h"
 #include "core/system.h"
 
-#define ENDLESS_NS (INT64_MAX / 2) /* half of the maximum: adding a time does not overflow */
-/* Minimum time of polling: about the cost of a wake-up. */
+#define ENDLESS_NS (INT64_MAX / 2) /* half of the maximum, so that adding a time cannot overflow */
+/* Minimum time of polling, about the cost of a wake-up. */
 #define LEAST_NS (20 * DD_NS_PER_US)
 
 dd_spin
