@@ -11,13 +11,13 @@
 #include <string.h>
 #include <sys/un.h>
 
-/* A call of the resolver, which supports no timeout. */
+/* A lookup of a host name on a background thread, because the resolver has no timeout. */
 typedef struct lookup {
-    dd_background_task task; /* must be first */
+    dd_background_task task; /* must be the first field */
     int rc;
-    int sys_errno; /* errno if rc is EAI_SYSTEM */
+    int sys_errno; /* errno of the resolver, if rc is EAI_SYSTEM */
     dd_addr_list result;
-    char port[8]; /* const after init; `host` is too */
+    char port[8]; /* const after init, as is `host` */
     char host[];
 } lookup;
 
@@ -35,8 +35,8 @@ dd_addr_list_add(dd_addr_list *list, const dd_addr *addr)
     }
 }
 
-/* Copy each address once: if the hosts file has a name twice, the resolver returns its address
- * twice, and listening on one address twice would fail. */
+/* Copy each address only once: if the hosts file has a name twice, the resolver returns its address
+ * twice, and listening on an address twice would fail. */
 static void
 copy_results(const struct addrinfo *info, dd_addr_list *list)
 {

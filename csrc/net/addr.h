@@ -23,25 +23,25 @@ typedef struct dd_addr_list {
     size_t count;
 } dd_addr_list;
 
-/* Resolve `host` (a number, "localhost" or a name) to its stream addresses, each once, in the
- * resolver's order. For a name, the resolver runs on a separate thread, because it supports no
+/* Resolve `host` (a number, "localhost" or a name) to its stream addresses, each listed once, in
+ * the resolver's order. For a name, the resolver runs on a separate thread, because it has no
  * timeout. Return DD_NETWORK with the resolver's reason, or DD_NETWORK_TIMED_OUT. */
 dd_status dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wait *wait,
                           dd_error *err) DD_MUST_CHECK;
 
-/* Add an address to the list, unless the list contains the address or is full. */
+/* Add an address to the list. No effect if the list already contains the address or is full. */
 void dd_addr_list_add(dd_addr_list *list, const dd_addr *addr);
 
-/* Return true for a host that stands for all addresses of the machine: "", "*", "0.0.0.0", "::". */
+/* Return true if `host` means all addresses of the machine: "", "*", "0.0.0.0" or "::". */
 bool dd_addr_is_wildcard(const char *host);
 
 bool dd_addr_is_loopback(const dd_addr *addr);
-/* Return true for "localhost" and for a numeric loopback address, which mean the local machine on
- * every host. Other names may resolve differently on other hosts. */
+/* Return true for "localhost" and for numeric loopback addresses, which mean the local machine on
+ * every host. Any other name may resolve differently on other hosts. */
 bool dd_addr_names_loopback(const char *host);
 
 /* Return the address "@name" in the abstract namespace of Unix sockets, where sockets have no
- * files. `name` is truncated to fit. */
+ * files. `name` is truncated if it is too long. */
 dd_addr dd_addr_unix_abstract(const char *name);
 
 /* Return the port of an address; 0 for a Unix address. */

@@ -5,7 +5,7 @@
 #include <errno.h>
 
 #define FIRST_MESSAGE_NS (2 * DD_NS_PER_S)
-/* Lower bound for the limit of a stage, which is an eighth of the process's descriptors. */
+/* Minimum for the limit of a stage, which otherwise is an eighth of the process's descriptors. */
 #define LIMIT_MIN ((size_t)4)
 
 void
@@ -130,7 +130,7 @@ dd_admission_evict_surplus(dd_admission *self, bool is_trusted)
                       : self->npeers[DD_ADMISSION_GREETED] <= self->limit;
 }
 
-/* Evict a peer to get its descriptor. Return false if there is no peer to evict. */
+/* Evict a peer, so that its descriptor becomes free. Return false if there is none to evict. */
 static bool
 evict_for_descriptor(dd_admission *self)
 {

@@ -15,7 +15,7 @@ struct dd_aead {
 };
 
 static dd_lock loading = DD_LOCK_INITIALIZER(DD_LOCK_CRYPTO);
-static atomic_bool is_loaded; /* stored once, with release; loaded with acquire */
+static atomic_bool is_loaded; /* set with release, read with acquire */
 
 const char *
 dd_cipher_name(dd_cipher cipher)
@@ -110,7 +110,7 @@ dd_aead_destroy(dd_aead *self)
     }
 }
 
-/* Encode the nonce as Noise does: four zeros, and the number in the byte order of the cipher. */
+/* Encode a nonce as in Noise: four zero bytes, and the number in the cipher's byte order. */
 static void
 write_nonce(dd_cipher cipher, uint64_t number, uint8_t nonce[CRYPTO_NONCE_BYTES])
 {

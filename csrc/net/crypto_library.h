@@ -1,4 +1,4 @@
-/* The cryptographic primitives under crypto.h: by libcrypto (crypto_openssl.c) or the simulator. */
+/* The cryptographic primitives under crypto.h, by libcrypto (crypto_openssl.c) or the simulator. */
 #ifndef DD_NET_CRYPTO_LIBRARY_H
 #define DD_NET_CRYPTO_LIBRARY_H
 
@@ -6,7 +6,7 @@
 
 #define CRYPTO_NONCE_BYTES 12
 
-/* Load the library, once, before other functions are called. DD_NOT_SUPPORTED if there is none. */
+/* Load the library; must be called once, before all other functions. DD_NOT_SUPPORTED if none. */
 dd_status crypto_library_load(dd_error *err) DD_MUST_CHECK;
 const char *crypto_library_name(void);
 

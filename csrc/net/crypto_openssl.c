@@ -1,5 +1,5 @@
 /* OpenSSL's libcrypto, 1.1.1 or 3, used by its EVP interface. A failure leaves an entry in the
- * thread's error queue: clear it, or other users of the library could take it for their own. */
+ * thread's error queue, which must be cleared: other users of the library could misread it. */
 #include "net/crypto_library.h"
 
 #include "core/dylib.h"
@@ -11,7 +11,7 @@
 #define CTRL_GET_TAG 0x10
 #define CTRL_SET_TAG 0x11
 
-/* X(result, name, parameters): the functions of libcrypto to load. */
+/* X(result, name, parameters): the functions that are loaded from libcrypto. */
 #define OPENSSL_FUNCTIONS(X)                                                                                \
     X(const char *, OpenSSL_version, (int type))                                                            \
     X(void, ERR_clear_error, (void))                                                                        \
@@ -104,7 +104,7 @@ crypto_cipher_destroy(void *state)
     api.EVP_CIPHER_CTX_free(state);
 }
 
-/* Encrypt or decrypt the bytes. The callers handle the tag. */
+/* Encrypt or decrypt `in`, without its tag, which the callers handle. */
 static bool
 run_cipher(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], bool is_seal, dd_bytes associated, dd_bytes in,
            uint8_t *out)
@@ -138,7 +138,7 @@ crypto_cipher_open(void *ctx, const uint8_t nonce[CRYPTO_NONCE_BYTES], dd_bytes 
     int nbytes = 0;
     size_t len = sealed.len - DD_CRYPTO_TAG_BYTES;
     uint8_t tag[DD_CRYPTO_TAG_BYTES];
-    uint8_t rest[DD_CRYPTO_TAG_BYTES]; /* always empty: these ciphers leave no bytes */
+    uint8_t rest[DD_CRYPTO_TAG_BYTES]; /* stays empty: these ciphers leave no bytes at the end */
     memcpy(tag, sealed.data + len, sizeof tag);
     bool is_opened = run_cipher(ctx, nonce, false, associated, dd_bytes_of(sealed.data, len), plain) &&
                      api.EVP_CIPHER_CTX_ctrl(ctx, CTRL_SET_TAG, (int)sizeof tag, tag) == 1 &&

@@ -91,7 +91,7 @@ is_same_ip(const dd_addr *a, const dd_addr *b)
                   &((struct sockaddr_in6 *)&right.storage)->sin6_addr, sizeof(struct in6_addr)) == 0;
 }
 
-/* Convert an IPv4-mapped IPv6 address to IPv4. */
+/* Return the IPv4 form of an IPv4-mapped IPv6 address; any other address is returned unchanged. */
 static dd_addr
 plain_addr(const dd_addr *addr)
 {

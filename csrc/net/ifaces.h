@@ -1,4 +1,4 @@
-/* The machine's network interfaces, and their selection by name. */
+/* The machine's network interfaces, and how to select some of them by name. */
 #ifndef DD_NET_IFACES_H
 #define DD_NET_IFACES_H
 
@@ -11,7 +11,7 @@
 #define DD_IFACE_NAME_MAX 16
 #define DD_IFACES_MAX 64
 
-/* One address of a network interface that is up. */
+/* One address of a network interface. The interface is up. */
 typedef struct dd_iface {
     char name[DD_IFACE_NAME_MAX];
     dd_addr addr; /* IPv4 or IPv6 address; its port is 0 */
@@ -23,19 +23,19 @@ typedef struct dd_iface_list {
     size_t count;
 } dd_iface_list;
 
-/* List the addresses that another host can use. Link-local IPv6 addresses are left out, because
- * they are valid only together with an interface. */
+/* List the addresses that another host can use. Link-local IPv6 addresses are omitted, because they
+ * are valid only together with an interface. */
 dd_status dd_ifaces_find(dd_iface_list *list, dd_error *err) DD_MUST_CHECK;
 
-/* Return true if the list `names` selects the interface `name`. The list has comma-separated
- * prefixes of names; after a leading "=" it has whole names; a leading "^" excludes the listed
- * names. "" selects all. */
+/* Return true if the selection `names` includes the interface `name`. The selection is a list of
+ * comma-separated prefixes; after a leading "=", of whole names; a leading "^" excludes the listed
+ * names instead. "" includes all interfaces. */
 bool dd_iface_is_wanted(const char *names, const char *name);
 
-/* Choose addresses of the selected interfaces into `addrs`, the best first. Loopback is chosen only
- * if there is no other address, or if it is selected by name. If `first` (which may be NULL) is one
+/* Write the addresses of the selected interfaces to `addrs`, the best first. Loopback is included
+ * only if there is no other address, or if it is selected by name. If `first` (may be NULL) is one
  * of the addresses, except for its port, it comes first. Bridges of containers and virtual machines
- * come last, because they look the same on every host. Return false if there is no address. */
+ * come last: they have the same addresses on every host. Return false if `addrs` is empty. */
 bool dd_ifaces_choose(const dd_iface_list *list, const char *names, const dd_addr *first,
                       dd_addr_list *addrs);
 

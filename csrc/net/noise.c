@@ -1,4 +1,4 @@
-/* Functions have their names from section 5 of the Noise specification, if it names them. */
+/* Functions are named as in section 5 of the Noise specification, if it has a name for them. */
 #include "net/noise.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ mix_hash(dd_noise *self, dd_bytes bytes)
     hash_two(dd_bytes_of(self->hash, sizeof self->hash), bytes, self->hash);
 }
 
-/* HKDF of the Noise specification, with `count` outputs. */
+/* HKDF as in the Noise specification, with `count` outputs. */
 static void
 derive(const uint8_t chain[DD_SHA256_BYTES], dd_bytes input, size_t count,
        uint8_t outputs[OUTPUTS_MAX][DD_SHA256_BYTES])
@@ -47,7 +47,7 @@ mix_key(dd_noise *self, dd_bytes input)
     dd_crypto_wipe(outputs, sizeof outputs);
 }
 
-/* MixKeyAndHash of Noise, with 32 bytes derived from the job's secret (of any length). */
+/* MixKeyAndHash of Noise, for 32 bytes that are derived from the job's secret (of any length). */
 static void
 mix_job_secret(dd_noise *self, dd_bytes job_secret)
 {
@@ -68,10 +68,10 @@ mix_point(dd_noise *self, const uint8_t point[DD_CRYPTO_POINT_BYTES])
 {
     dd_bytes bytes = dd_bytes_of(point, DD_CRYPTO_POINT_BYTES);
     mix_hash(self, bytes);
-    mix_key(self, bytes); /* patterns with a PSK also mix the point into the key */
+    mix_key(self, bytes); /* required in patterns with a PSK, such as NNpsk2 */
 }
 
-/* The number is always 0, because each handshake key seals only once. */
+/* EncryptAndHash of Noise. The nonce is always 0, because each handshake key seals only once. */
 static dd_status
 encrypt_and_hash(dd_noise *self, dd_bytes plain, uint8_t *sealed, dd_error *err)
 {

@@ -8,32 +8,32 @@
 
 #define HEAD_BYTES ((size_t)4)
 #define PADDED_FLAG (UINT32_C(1) << 31)
-/* Bytes of the number at the end of a padded record: the padding's size, including these two. */
+/* Size of the number at the end of a padded record: the padding's size, including this number. */
 #define PADDING_BYTES ((size_t)2)
 #define RECORDS_PER_KEY (UINT64_C(1) << 16)
 
 typedef struct seal_direction {
     dd_aead *aead;
     dd_cipher cipher;
-    size_t full;       /* payload of a full record, in bytes */
-    uint64_t nrecords; /* number of records so far, which is the number of the next one */
-    uint8_t *buffer;   /* buffer_bytes() bytes, or NULL */
-    size_t begin;      /* sealed bytes in the buffer, from begin to end */
+    size_t full;       /* payload size of a full record, in bytes */
+    uint64_t nrecords; /* number of records so far; also the next record's number */
+    uint8_t *buffer;   /* memory of buffer_bytes() bytes, or NULL */
+    size_t begin;      /* start of the sealed bytes in `buffer`, which end at `end` */
     size_t end;
 } seal_direction;
 
 struct dd_seal {
     dd_seal_use use;
     seal_direction out;
-    size_t claimed; /* number of bytes of the caller's parts that are in the records of `out` */
+    size_t claimed; /* number of bytes of the caller's parts that `out` already contains */
     seal_direction in;
-    size_t plain_begin; /* decrypted bytes not yet taken; in in.buffer, before in.begin */
+    size_t plain_begin; /* range of decrypted bytes that the caller has not taken, in in.buffer */
     size_t plain_end;
 };
 
-/* ---- keys */
+/* ---- keys of a direction */
 
-/* Replace the key of a direction by its next one, by REKEY of the Noise specification. */
+/* Replace the key of a direction by the next key, as REKEY of the Noise specification does. */
 static bool
 turn_key(seal_direction *self)
 {
@@ -51,14 +51,14 @@ turn_key(seal_direction *self)
     return is_swapped;
 }
 
-/* Count a record, and change the key if due. Return false if there is no memory for a key. */
+/* Count a record, and change the key if it is due. Return false if there is no memory. */
 static bool
 count_record(seal_direction *self)
 {
     return ++self->nrecords % RECORDS_PER_KEY != 0 || turn_key(self);
 }
 
-/* ---- buffers */
+/* ---- buffers of a direction */
 
 static size_t
 padded_max(const seal_direction *self)
@@ -72,7 +72,7 @@ record_max(const seal_direction *self)
     return HEAD_BYTES + padded_max(self) + DD_CRYPTO_TAG_BYTES;
 }
 
-/* Return a buffer's size: two full records, which are not padded, and one with a frame's header. */
+/* Return the size of a buffer: two full records (not padded), and one with a frame's header. */
 static size_t
 buffer_bytes(const seal_direction *self)
 {
@@ -98,9 +98,9 @@ release_buffer(seal_direction *self, dd_seal_use use)
     }
 }
 
-/* ---- sending */
+/* ---- sending records */
 
-/* Return the size of a record's plain bytes: `nbytes`, padding, and the padding's size. */
+/* Return the size of a record's plain bytes: `nbytes` bytes, padding, and the padding's size. */
 static size_t
 padded_size(size_t nbytes)
 {
@@ -112,7 +112,7 @@ padded_size(size_t nbytes)
     return (size + step - 1) / step * step;
 }
 
-/* Seal `nbytes` bytes into a record. `plain` may already be at its place in the record. */
+/* Seal `nbytes` bytes into a record; `plain` may already be at its place in the record. */
 static bool
 seal_record(seal_direction *self, const uint8_t *plain, size_t nbytes)
 {
@@ -136,7 +136,7 @@ seal_record(seal_direction *self, const uint8_t *plain, size_t nbytes)
 typedef struct seal_cursor {
     const struct iovec *parts;
     int nparts;
-    size_t at; /* offset of the next byte in the first part */
+    size_t at; /* offset of the next byte in parts[0] */
 } seal_cursor;
 
 static size_t
@@ -156,7 +156,7 @@ cursor_advance(seal_cursor *from, size_t nbytes)
     }
 }
 
-/* Copy small parts into one record. Stop before a part that fills a record by itself. */
+/* Copy small parts into one record. Stops before a part that is large enough for a full record. */
 static size_t
 gather(seal_cursor *from, size_t full, uint8_t *body)
 {
@@ -175,7 +175,7 @@ gather(seal_cursor *from, size_t full, uint8_t *body)
     return nbytes;
 }
 
-/* Seal the next record. A full one is sealed directly from the caller's memory. */
+/* Seal the next record. A full record is sealed directly from the caller's memory. */
 static bool
 seal_next(dd_seal *self, seal_cursor *from)
 {
@@ -231,7 +231,7 @@ dd_seal_try_send(dd_seal *self, int fd, const struct iovec *parts, int nparts, s
     return DD_IO_OK;
 }
 
-/* ---- receiving */
+/* ---- receiving records */
 
 static size_t
 sealed_bytes(const seal_direction *in)
@@ -239,7 +239,7 @@ sealed_bytes(const seal_direction *in)
     return dd_get_number(in->buffer + in->begin, HEAD_BYTES) & ~(uint64_t)PADDED_FLAG;
 }
 
-/* Return true if the length in the record's head is valid. */
+/* Return true if the length in the head of the next record is valid. */
 static bool
 is_sound(const seal_direction *in)
 {
@@ -247,7 +247,7 @@ is_sound(const seal_direction *in)
     return nbytes > DD_CRYPTO_TAG_BYTES && nbytes <= padded_max(in) + DD_CRYPTO_TAG_BYTES;
 }
 
-/* Return true if a whole record was received, or a head with an invalid length. */
+/* Return true if a complete record has arrived, or a head with an invalid length. */
 static bool
 has_record(const seal_direction *in)
 {
@@ -255,7 +255,7 @@ has_record(const seal_direction *in)
     return available >= HEAD_BYTES && (available - HEAD_BYTES >= sealed_bytes(in) || !is_sound(in));
 }
 
-/* Decrypt the record at in.begin to `plain`, possibly in place. *nbytes excludes the padding. */
+/* Decrypt the record at in->begin to `plain`, possibly in place. *nbytes excludes the padding. */
 static dd_io
 open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
 {
@@ -271,7 +271,7 @@ open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
     if (is_padded) {
         padding = size < PADDING_BYTES ? 0 : dd_get_number(plain + size - PADDING_BYTES, PADDING_BYTES);
         if (padding < PADDING_BYTES || padding >= size) {
-            return DD_IO_FORGED; /* sealed with the right key: the peer is broken */
+            return DD_IO_FORGED; /* sealed with the right key, so the peer is broken */
         }
     }
     in->begin += HEAD_BYTES + sealed;
@@ -280,7 +280,7 @@ open_record(seal_direction *in, uint8_t *plain, size_t *nbytes)
     return count_record(in) ? DD_IO_OK : DD_IO_FAILED;
 }
 
-/* Decrypt a record in place; the caller takes its bytes in pieces. */
+/* Decrypt the next record in place, for a caller that takes its bytes in pieces. */
 static dd_io
 open_in_place(dd_seal *self)
 {
@@ -302,7 +302,7 @@ copy_plain(dd_seal *self, uint8_t *data, size_t nbytes)
     return step;
 }
 
-/* Take bytes of one record. Return DD_IO_AGAIN if no whole record was received. */
+/* Copy bytes of one record to `data`. Return DD_IO_AGAIN if no complete record has arrived. */
 static dd_io
 take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 {
@@ -323,7 +323,7 @@ take_some(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
     return io;
 }
 
-/* Take bytes from all records that were received. */
+/* Copy bytes of all records that have arrived to `data`. */
 static dd_io
 take_opened(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
 {
@@ -339,7 +339,7 @@ take_opened(dd_seal *self, uint8_t *data, size_t nbytes, size_t *moved)
     return DD_IO_OK;
 }
 
-/* Read from the socket once. All decrypted bytes must have been taken before. */
+/* Read once from the socket. All decrypted bytes must have been taken before. */
 static dd_io
 receive_records(dd_seal *self, int fd)
 {
@@ -393,7 +393,7 @@ dd_seal_has_input(const dd_seal *self)
     return self->plain_begin < self->plain_end || has_record(&self->in);
 }
 
-/* ---- functions for connections that may not be sealed */
+/* ---- functions for a connection that may be unsealed */
 
 dd_io
 dd_sealed_try_send(dd_seal *seal, int fd, const void *data, size_t nbytes, size_t *moved)
@@ -410,7 +410,7 @@ dd_sealed_try_recv(dd_seal *seal, int fd, void *data, size_t nbytes, size_t *mov
                         : dd_sock_try_recv(fd, data, nbytes, moved);
 }
 
-/* ---- lifecycle */
+/* ---- opening and closing */
 
 static dd_status
 open_direction(seal_direction *self, dd_seal_use use, dd_cipher cipher,

@@ -20,7 +20,7 @@ void dd_sha256_init(dd_sha256 *sha);
 void dd_sha256_update(dd_sha256 *sha, dd_bytes bytes);
 void dd_sha256_final(dd_sha256 *sha, uint8_t digest[DD_SHA256_BYTES]);
 
-/* Compute the HMAC of the concatenated `parts`. */
+/* Compute the HMAC of the concatenation of `parts`. */
 void dd_hmac_sha256(dd_bytes key, const dd_bytes *parts, size_t nparts, uint8_t mac[DD_SHA256_BYTES]);
 
 #endif

@@ -9,16 +9,16 @@
 #include <netinet/tcp.h>
 #include <string.h>
 
-/* Length of the queue of a listening socket. The kernel limits it to net.core.somaxconn. */
+/* Length of a listening socket's queue. The kernel limits it to net.core.somaxconn. */
 #define BACKLOG 65535
 
-/* Descriptors to keep free for the rest of the process when connections use all others. */
+/* Maximum number of descriptors that connections must leave free for the rest of the process. */
 #define SPARED_FDS_MAX 32
 
 /* Times until a vanished host is detected: the idle time, plus an interval for each probe. A link
- * between ranks has shorter times than a client of a store, also for unacknowledged bytes: with
- * resends every second, the kernel ends the connection after about the same time. Kernels before
- * 6.15 limit the age of unacknowledged bytes instead; then a stopped peer also counts as lost. */
+ * between ranks has shorter times than a client of a store, and also limits unacknowledged bytes:
+ * with a resend each second, the kernel ends the connection after about the same time. Kernels
+ * before 6.15 limit the age of unacknowledged bytes instead; then a stopped peer counts as lost. */
 #define KEEPALIVE_PROBES 3
 #define STREAM_IDLE_S 15
 #define STREAM_INTERVAL_S 5
@@ -31,14 +31,14 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
-/* Set an option. Callers ignore a failure unless they have an alternative. */
+/* Set an option of a socket. Callers that have no alternative ignore a failure. */
 static bool
 set_option(int fd, int level, int name, int value)
 {
     return dd_sys_setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-/* Set a TCP socket's options, except the buffer sizes: the kernel adapts them to the path. */
+/* Set a TCP socket's options, except the buffer sizes, which the kernel adapts to the path. */
 static void
 tune_tcp(int fd, int idle_s, int interval_s)
 {
@@ -87,7 +87,7 @@ dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err)
     }
     if (family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
-        /* only a socket bound to "::" accepts IPv4 as well */
+        /* accept IPv4 too, but only if the socket is bound to "::" */
         (void)set_option(new_fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr));
     }
     if (dd_sys_bind(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 ||
@@ -185,7 +185,7 @@ dd_sock_try_accept(int listen_fd, int *fd)
     switch (errno) {
     case EAGAIN:
     case EINTR:
-    case ECONNABORTED: /* this connection was closed; the next event reports others */
+    case ECONNABORTED: /* one connection was closed; the next event reports others */
         return DD_IO_AGAIN;
     default:
         return DD_IO_FAILED;
@@ -202,7 +202,7 @@ dd_sock_fd_limit(void)
 bool
 dd_sock_is_fd_scarce(int fd)
 {
-    /* The kernel assigns the lowest free number: one near the limit means that few are left. */
+    /* The kernel assigns the lowest free number: a number near the limit means few are left. */
     size_t limit = dd_sock_fd_limit();
     size_t spared = limit / 16 < SPARED_FDS_MAX ? limit / 16 : SPARED_FDS_MAX;
     return (size_t)fd >= limit - spared;
@@ -266,7 +266,7 @@ dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved)
     return classify(dd_sys_recv(fd, data, len, MSG_DONTWAIT), moved);
 }
 
-/* Space for the sender's credentials and one descriptor, aligned for the kernel. */
+/* Space for the sender's credentials and one descriptor, aligned as the kernel requires. */
 typedef union fd_control {
     struct cmsghdr header;
     char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
@@ -318,8 +318,8 @@ dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, bool *is_sam
 {
     fd_control control = {0};
     struct iovec part = {.iov_base = data, .iov_len = len};
-    /* The credentials come first. The space after them must fit exactly one descriptor, without
-     * padding that could fit a second one: the kernel closes descriptors that do not fit. */
+    /* The credentials come first. The space after them must have the exact size of one descriptor,
+     * without padding for a second one: the kernel closes descriptors that do not fit. */
     size_t before = is_same_user != NULL ? CMSG_SPACE(sizeof(struct ucred)) : 0;
     struct msghdr message = {
         .msg_iov = &part,
@@ -397,7 +397,7 @@ dd_sock_is_own_addr(const dd_addr *addr)
     if (dd_addr_is_loopback(addr)) {
         return true;
     }
-    /* A packet to one of this machine's addresses has the same address as its source. */
+    /* A packet to an address of this machine has that address as its source, too. */
     int fd = dd_sys_socket(addr->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     bool is_routed = fd >= 0 && dd_sys_connect(fd, (const struct sockaddr *)&addr->storage, addr->len) == 0;
     dd_addr source = is_routed ? dd_sock_local_addr(fd) : (dd_addr){.len = 0};

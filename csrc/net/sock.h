@@ -1,5 +1,5 @@
 /* Stream sockets that never block. Every descriptor is non-blocking and close-on-exec, and is
- * registered, so that a forked child closes it (core/fork.h). */
+ * registered so that a forked child closes it (core/fork.h). */
 #ifndef DD_NET_SOCK_H
 #define DD_NET_SOCK_H
 
@@ -12,26 +12,26 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-/* The result of a function that does not wait. */
+/* The result of a function that never blocks. */
 typedef enum dd_io {
     DD_IO_OK,
-    DD_IO_AGAIN,  /* the call would block */
+    DD_IO_AGAIN,  /* no progress is possible now: the call would block */
     DD_IO_CLOSED, /* the peer closed or reset the connection */
-    DD_IO_FAILED, /* errno is set */
-    DD_IO_FORGED, /* only sealed streams (net/seal.h): bytes failed authentication */
+    DD_IO_FAILED, /* the call failed, and errno is set */
+    DD_IO_FORGED, /* bytes failed authentication; only for sealed streams (net/seal.h) */
 } dd_io;
 
-/* Listen on `addr`; port 0 means any free port. DD_NETWORK names the address. */
+/* Listen on `addr`, whose port may be 0 for any free port. DD_NETWORK names the address. */
 dd_status dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err) DD_MUST_CHECK;
 
-/* Listen on a bound stream socket. The caller keeps and must register it (dd_fork_register). */
+/* Listen on a bound stream socket, which the caller keeps, and must register (core/fork.h). */
 dd_status dd_sock_listen_on(int bound_fd, dd_error *err) DD_MUST_CHECK;
 
-/* Try once to connect, until the deadline. Return DD_NETWORK (sys_errno is the reason, such as
- * ECONNREFUSED) or DD_NETWORK_TIMED_OUT. */
+/* Try once to connect, until the deadline. On failure return DD_NETWORK (its sys_errno is the
+ * reason, such as ECONNREFUSED) or DD_NETWORK_TIMED_OUT. */
 dd_status dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Begin to connect, without waiting. Once the socket is writable, dd_sock_end_connect returns the
+/* Begin to connect, without waiting. Once the socket is writable, call dd_sock_end_connect for the
  * result. A Unix socket fails with EAGAIN if the listener's queue is full. */
 dd_status dd_sock_begin_connect(const dd_addr *addr, int *fd, dd_error *err) DD_MUST_CHECK;
 dd_status dd_sock_end_connect(int fd, dd_error *err) DD_MUST_CHECK;
@@ -39,22 +39,22 @@ dd_status dd_sock_end_connect(int fd, dd_error *err) DD_MUST_CHECK;
 /* Accept a connection. *fd is set only on DD_IO_OK. */
 dd_io dd_sock_try_accept(int listen_fd, int *fd);
 
-/* Return the current limit for the number of open descriptors of the process (RLIMIT_NOFILE). */
+/* Return the process's current limit of open descriptors (RLIMIT_NOFILE). */
 size_t dd_sock_fd_limit(void);
-/* Return true if the descriptor is one of the last that the process may open. The caller must not
+/* Return true if `fd` is one of the last descriptors that the process may open. The caller must not
  * keep it for a remote connection, because the rest of the process may need it to open a file. */
 bool dd_sock_is_fd_scarce(int fd);
 
-/* Return true if a Unix socket's peer was a process of this user when it connected. */
+/* Return true if the peer of a Unix socket was a process of this user when it connected. */
 bool dd_sock_is_same_user(int fd);
 
 /* Tune a connected TCP socket for a link between ranks: a host that vanishes is detected after
  * about 15 seconds, with or without unacknowledged bytes. */
 void dd_sock_tune_link(int fd);
 
-void dd_sock_close(int fd); /* `fd` may be -1 */
+void dd_sock_close(int fd); /* no effect if `fd` is -1 */
 
-/* Send or receive as many bytes as possible without waiting; at least one on DD_IO_OK. */
+/* Send or receive as many bytes as possible without blocking, at least one on DD_IO_OK. */
 dd_io dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved);
 dd_io dd_sock_try_send_parts(int fd, const struct iovec *parts, int nparts, size_t *moved);
 dd_io dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved);
@@ -76,12 +76,12 @@ dd_io dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, bool *
  * DD_NETWORK_TIMED_OUT at the deadline, DD_INTERRUPTED if the caller interrupts the wait. */
 dd_status dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Return true if the address belongs to this machine (or to this container). Sends no packet. */
+/* Return true if the address belongs to this machine (or to this container). No packet is sent. */
 bool dd_sock_is_own_addr(const dd_addr *addr);
 
 dd_status dd_sock_find_port(int fd, uint16_t *port, dd_error *err) DD_MUST_CHECK;
 
-/* Return the address of the local end, or of the peer; its length is 0 if the socket has none. */
+/* Return the address of the local end, or of the peer. Its length is 0 if the socket has none. */
 dd_addr dd_sock_local_addr(int fd);
 dd_addr dd_sock_peer_addr(int fd);
 
