@@ -7,7 +7,7 @@
 #error "the numbers of causes are little endian; this file copies them as they are"
 #endif
 
-/* Wire format of a cause's head; the text follows, without its final zero. No rank: -1. */
+/* Wire format of a cause's fixed part; the text follows, without its final zero. No rank: -1. */
 typedef struct cause_head {
     uint32_t code;
     uint8_t kind;

@@ -12,17 +12,17 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Pause after an accept that failed for lack of descriptors. */
+/* Pause in accepting after an accept that failed for lack of descriptors. */
 #define FAILING_NAP_NS (50 * DD_NS_PER_MS)
-/* Pause while there are too many unauthenticated connections to accept more. */
+/* Pause in accepting while there are too many unauthenticated connections. */
 #define FULL_NAP_NS (50 * DD_NS_PER_MS)
-#define LOG_PAUSE_NS DD_NS_PER_S /* minimum time between two log records */
+#define LOG_PAUSE_NS DD_NS_PER_S /* minimum time between two log records of failed accepts */
 #define ACCEPTS_PER_ROUND 64
-/* A failure to accept counts as permanent after this time. Diallers retry for longer than that
- * (REJECTED_TRIES), so this process can report the failure before they treat it as lost. */
+/* A failure to accept counts as permanent after this time. Diallers retry longer (REJECTED_TRIES),
+ * so this process can report the failure before a dialler treats the process as lost. */
 #define ACCEPT_FAILING_NS (500 * DD_NS_PER_MS)
 
-/* ---- accepting */
+/* ---- accepting connections */
 
 static void
 note_accepting(dd_connector *self, int sys_errno)
@@ -34,8 +34,8 @@ note_accepting(dd_connector *self, int sys_errno)
     self->failed_ns = sys_errno != 0 ? dd_clock_now_ns() : self->failed_ns;
 }
 
-/* Record that no connection waits to be accepted. A failure to accept is over ACCEPT_FAILING_NS
- * after it last occurred, since peers that were turned away dial again earlier. */
+/* Call when no connection waits to be accepted. A failure to accept ends ACCEPT_FAILING_NS after it
+ * last occurred, since rejected peers dial again earlier. */
 static void
 note_quiet(dd_connector *self)
 {
@@ -85,7 +85,7 @@ log_not_accepted(dd_connector *self)
     }
 }
 
-/* Accept waiting connections. Returns false if there are no descriptors. */
+/* Accept the waiting connections. Returns false if the process has no descriptor for them. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
 {
@@ -108,7 +108,7 @@ accept_from(dd_connector *self, int listen_fd)
     return true;
 }
 
-/* ---- the thread */
+/* ---- the connector's thread */
 
 static bool
 is_closing(dd_connector *self)
@@ -154,7 +154,7 @@ connector_main(void *arg)
     return NULL;
 }
 
-/* ---- life */
+/* ---- opening and closing */
 
 static dd_status
 connect_check_options(const dd_connect_options *options, dd_error *err)
@@ -172,7 +172,6 @@ connect_check_options(const dd_connect_options *options, dd_error *err)
     return DD_OK;
 }
 
-/* Return NULL if there is no memory. */
 static dd_connector *
 create_connector(const dd_connect_options *options, const dd_endpoint *endpoint,
                  const dd_connect_handler *handler)
@@ -245,7 +244,8 @@ dd_connector_close(dd_connector *self)
         return;
     }
     if (self->generation != dd_fork_generation()) {
-        /* The thread may have been running at the fork: its data may be inconsistent. */
+        /* The thread may have been running at the fork, so its data may be inconsistent: do not
+         * touch it. */
         dd_mem_free(self);
         return;
     }

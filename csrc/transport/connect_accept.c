@@ -1,6 +1,6 @@
 /* The listener's side of handshakes. Any process that can reach the port can connect. Therefore
- * connections that are not links yet use no thread and few descriptors, and nothing that a peer
- * sends is trusted before its proof of the secret; without a secret there is no proof. */
+ * connections that are not links yet use no thread and few descriptors, and a peer's data is not
+ * trusted before its proof of the secret (if there is no secret, there is no proof). */
 #include "transport/connect_internal.h"
 
 #include "core/log.h"
@@ -9,12 +9,12 @@
 
 #include <string.h>
 
-/* Time within which a dialler answers, unless its CPU is overloaded. */
+/* Time for a dialler's first message; only a dialler with an overloaded CPU takes longer. */
 #define GRACE_NS DD_NS_PER_S
-/* Timeout for the one-byte answer of a process of the same user; the byte has usually arrived. */
+/* Timeout for the one-byte answer of a process of the same user, which has usually arrived. */
 #define TAKEN_TIMEOUT_NS DD_NS_PER_S
 
-/* ---- removal */
+/* ---- removing connections */
 
 static void
 remove_incoming(dd_connector *self, connect_incoming *incoming)
@@ -42,7 +42,7 @@ reject_incoming(dd_connector *self, connect_incoming *incoming, const char *why)
     remove_incoming(self, incoming);
 }
 
-/* ---- steps */
+/* ---- steps of a handshake */
 
 static void
 continue_step(dd_connector *self, connect_incoming *incoming, incoming_step step)
@@ -95,8 +95,8 @@ accept_hand_over(dd_connector *self, connect_incoming *incoming)
     self->handler.on_accepted(self->handler.ctx, &incoming->hello.from, (int)incoming->hello.lane, link);
 }
 
-/* Accept a peer, which has been authenticated if there is a secret. Sets *is_done to true if
- * nothing is left to do for the connection. */
+/* Accept a peer, which must have been authenticated if there is a secret. Sets *is_done to true if
+ * the connection needs no further step. */
 static dd_status
 accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_error *err)
 {
@@ -106,14 +106,14 @@ accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_er
     if (is_first && !handler->may_accept(handler->ctx, &incoming->hello.from)) {
         return send_result(incoming, CONNECT_BUSY, err);
     }
-    /* Over TCP, open the link before the result, since the dialler uses the link from then on. */
+    /* Over TCP, open the link before sending the result: the dialler uses the link immediately. */
     dd_status status =
         incoming->is_unix ? DD_OK : dd_link_open_tcp(incoming->fd, incoming->seal, &incoming->link, err);
     if (status == DD_OK) {
         status = send_result(incoming, CONNECT_OK, err);
     }
     if (incoming->link != NULL) {
-        incoming->seal = NULL; /* now owned by the link */
+        incoming->seal = NULL; /* the link now owns the seal */
     }
     if (status == DD_OK && incoming->is_unix) {
         status = dd_link_offer_shm(incoming->fd, self->options.ring_nbytes, &incoming->link, err);
@@ -133,7 +133,7 @@ accept_peer(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_er
     return DD_OK;
 }
 
-/* Complete an answer of result GO_ON: add this side's proof, or its part of the key exchange. */
+/* Complete an answer with result GO_ON: add this side's proof, or its part of the key exchange. */
 static dd_status
 complete_answer(const dd_connector *self, connect_incoming *incoming, connect_answer *answer,
                 uint8_t bytes[CONNECT_ANSWER_BYTES], dd_error *err)
@@ -170,7 +170,7 @@ answer_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_e
         connect_answer_write(&answer, bytes);
     }
     if (status == DD_OK || status == DD_AUTH) {
-        /* Send without the seal: the answer itself is not encrypted. */
+        /* Send the answer without the seal, since an answer is never encrypted. */
         dd_status sent = connect_send(incoming->fd, NULL, bytes, sizeof bytes, status == DD_OK ? err : NULL);
         status = status == DD_OK ? sent : status;
     }
@@ -206,7 +206,7 @@ receive_hello(dd_connector *self, connect_incoming *incoming, bool *is_done, dd_
                : answer_hello(self, incoming, is_done, err);
 }
 
-/* Return true if the peer has proved that it knows the secret; a valid seal is also a proof. */
+/* Return true if the peer has proved that it knows the secret. A valid seal is also a proof. */
 static bool
 is_proof(const dd_connector *self, const connect_incoming *incoming)
 {
@@ -261,7 +261,7 @@ advance_incoming(dd_connector *self, connect_incoming *incoming)
     }
 }
 
-/* ---- for the loop */
+/* ---- functions for the connector's loop */
 
 static void
 close_evicted(dd_admission_peer *peer, const char *why)

@@ -1,5 +1,5 @@
-/* The dialler's side of handshakes. The addresses of a peer race: the first address to connect gets
- * the hello, and the other connections wait for the outcome. */
+/* The dialler's side of handshakes. The addresses of a peer race: the first address that connects
+ * gets the hello, and connections to other addresses wait for the result. */
 #include "transport/connect_internal.h"
 
 #include "core/fork.h"
@@ -11,58 +11,59 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Pause before the next address is tried, unless an address has connected. */
+/* Pause before the next address is tried if no address has connected yet. */
 #define STAGGER_NS (100 * DD_NS_PER_MS)
-/* Timeout for a listener that accepts and then sends nothing, if other addresses remain. */
+/* Timeout for a listener that accepts but does not answer, if there are other addresses to try. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
-/* A listener that is flooded or lacks descriptors may close a connection before it reads the hello:
- * retry this often. A listener whose lack of descriptors lasts reports that itself. If the
- * connection was closed for another reason, all retries fail. */
+/* Limits of retries after a rejection. A listener that is flooded or lacks descriptors may close a
+ * connection before it reads the hello. If the lack of descriptors lasts, the listener reports that
+ * itself. If the connection was closed for another reason, all retries fail. */
 #define REJECTED_TRIES 50
 #define REJECTED_PAUSE_NS (20 * DD_NS_PER_MS)
-/* Pause before the second try of a peer that refuses everywhere: another rank may report why. */
+/* Pause before the second try of a peer that refuses at all addresses: another rank may report
+ * why. */
 #define REFUSED_PAUSE_NS (100 * DD_NS_PER_MS)
-/* Pause while the queue of the peer's Unix socket is full. */
+/* Pause before the next try while the queue of the peer's Unix socket is full. */
 #define QUEUE_PAUSE_NS (2 * DD_NS_PER_MS)
-/* First and largest pause after BUSY; each pause is twice the previous one. */
+/* First and longest pause after BUSY. Each pause is twice the previous one. */
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)
 #define BUSY_LAST_NS (100 * DD_NS_PER_MS)
-/* Timeout for the shared memory offer of a process of the same user; it has usually arrived. */
+/* Timeout for the shared memory offer of a process of the same user, which has usually arrived. */
 #define OFFER_TIMEOUT_NS DD_NS_PER_S
 
 typedef enum dial_step {
-    DIAL_NAPPING, /* waiting until the next attempt */
-    DIAL_RACING,  /* no address has connected yet */
-    DIAL_ANSWER,  /* an address has connected, and must answer the hello */
-    DIAL_RESULT,  /* the listener must send its result */
-    DIAL_OFFER,   /* the listener must offer the link's shared memory */
-    DIAL_ENDED,   /* the outcome has been reported */
+    DIAL_NAPPING, /* pausing before the next attempt */
+    DIAL_RACING,  /* connecting; no address has connected yet */
+    DIAL_ANSWER,  /* an address has connected; its answer to the hello is awaited */
+    DIAL_RESULT,  /* the listener's result is awaited */
+    DIAL_OFFER,   /* the listener's offer of shared memory is awaited */
+    DIAL_ENDED,   /* the dial has ended, and the owner is notified */
 } dial_step;
 
 typedef struct racer {
     const dd_addr *addr;
-    int fd; /* -1 if not started, or dropped from the race */
+    int fd; /* socket; -1 if not begun, or if dropped from the race */
     bool is_started;
-    size_t polled; /* index set by connect_poll */
+    size_t polled; /* index of fd in connector->pollfds; set by connect_poll */
 } racer;
 
 struct connect_dial {
-    dd_list link; /* in connector->queue or connector->dials */
-    /* const after init: all fields up to `wait` */
+    dd_list link; /* link in connector->queue or connector->dials */
+    /* all fields up to `wait` are const after init */
     dd_connector *connector;
     dd_endpoint endpoint;
-    dd_addr unix_addr; /* len is 0 if the Unix socket is not tried */
+    dd_addr unix_addr; /* the peer's Unix socket; its len is 0 if it is not tried */
     dd_addr_list addrs;
     int lane;
-    uint64_t number; /* the owner's number for this dial */
+    uint64_t number; /* number that the owner gave this dial */
     dd_wait wait;    /* start and deadline of the dial */
-    /* owned by the connector's thread, like all fields below */
+    /* this field and all below are used only by the connector's thread */
     dial_step step;
-    int64_t step_until_ns; /* end of NAPPING, or of waiting for `active` to answer */
+    int64_t step_until_ns; /* end of DIAL_NAPPING, or time by which `active` must answer */
     int64_t pause_ns;      /* the last pause after BUSY; 0 before the first BUSY */
     int ntries;
-    bool was_refused; /* true if all addresses refused in an earlier round */
-    bool was_silent;  /* true if a silent address was dropped, since others remained */
+    bool was_refused; /* true if all addresses refused in an earlier race */
+    bool was_silent;  /* true if an address was dropped because it did not answer */
     bool was_rejected;
     racer racers[CONNECT_RACERS_MAX];
     size_t count;
@@ -71,12 +72,12 @@ struct connect_dial {
     int64_t next_start_ns;
     racer *active;
     connect_hello hello;
-    dd_noise noise; /* used from a sealed hello until its answer */
-    dd_seal *seal;  /* seal of the connection, from the hello's answer on; or NULL */
+    dd_noise noise; /* key exchange, from a sealed hello until its answer */
+    dd_seal *seal;  /* encrypts the connection from the hello's answer on; or NULL */
     connect_answer answer;
     uint8_t received[CONNECT_ANSWER_BYTES];
     size_t nreceived;
-    dd_error why; /* failures of all addresses so far; code is DD_OK if none failed */
+    dd_error why; /* failures of all addresses so far; code is DD_OK if there are none */
 };
 
 static bool
@@ -91,9 +92,9 @@ is_unix(const racer *one)
     return one->addr->storage.ss_family == AF_UNIX;
 }
 
-/* ---- the end of a dial */
+/* ---- ending a dial */
 
-/* End the handshake with the active address. */
+/* End the handshake with the active address, and wipe its keys. */
 static void
 end_handshake(connect_dial *self)
 {
@@ -122,7 +123,7 @@ nap(connect_dial *self, int64_t duration_ns)
     self->step_until_ns = dd_deadline_after(duration_ns);
 }
 
-/* Return true if the endpoint is of another host and has only loopback addresses. */
+/* Return true if the endpoint belongs to another host and has only loopback addresses. */
 static bool
 is_out_of_reach(const connect_dial *self)
 {
@@ -158,14 +159,14 @@ static void
 end_with_link(connect_dial *self, dd_link *link)
 {
     const dd_connect_handler *handler = &self->connector->handler;
-    self->active->fd = -1; /* now owned by the link */
-    self->seal = NULL;     /* now owned by the link */
+    self->active->fd = -1; /* the link now owns the socket */
+    self->seal = NULL;     /* the link now owns the seal */
     stop_racing(self);
     self->step = DIAL_ENDED;
     handler->on_dialled(handler->ctx, &self->endpoint.uid, self->lane, self->number, link);
 }
 
-/* Ask the owner whether lane 0 is still wanted. If not, end the dial and return false. */
+/* Query whether the owner still wants lane 0. If not, end the dial and return false. */
 static bool
 dial_is_wanted(connect_dial *self, bool is_busy)
 {
@@ -189,10 +190,10 @@ retry_after_busy(connect_dial *self)
     nap(self, self->pause_ns);
 }
 
-/* ---- the race */
+/* ---- the race of addresses */
 
-/* Add the failure of an address to self->why. For the code, a peer's reply outranks silence. The
- * failure is this process's own fault only if all addresses failed through its fault. */
+/* Add an address's failure to self->why. A peer's reply determines the code rather than a timeout.
+ * The error counts as this process's own only if all addresses failed because of this process. */
 static void
 dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
 {
@@ -216,7 +217,6 @@ dial_note_failure(connect_dial *self, const racer *one, const dd_error *why)
     self->why = all;
 }
 
-/* Drop an address from the race, and continue with the other addresses. */
 static void
 drop_racer(connect_dial *self, racer *one, const dd_error *why)
 {
@@ -265,7 +265,7 @@ start_racer(connect_dial *self, racer *one)
     }
 }
 
-/* Begin a round over all addresses, with the Unix socket first. */
+/* Begin to try all addresses, the Unix socket first. */
 static void
 begin_race(connect_dial *self)
 {
@@ -462,7 +462,7 @@ advance_handshake(connect_dial *self)
     dd_error why = {0};
     dd_status status = DD_OK;
     if (connect_is_ready(self->connector, &self->active->polled)) {
-        /* Continue with the next message, which may have arrived already. */
+        /* Handle several messages, since the next one may have arrived already. */
         status = self->step == DIAL_ANSWER ? receive_answer(self, &why) : DD_OK;
         if (status == DD_OK && self->step == DIAL_RESULT) {
             status = receive_result(self, &why);
@@ -479,7 +479,7 @@ advance_handshake(connect_dial *self)
     }
 }
 
-/* ---- for the loop */
+/* ---- functions for the connector's loop */
 
 static bool
 is_in_handshake(const connect_dial *self)
@@ -573,7 +573,7 @@ connect_poll_dials(dd_connector *self)
     for (dd_list *at = self->dials.next; at != &self->dials; at = at->next) {
         poll_dial(DD_CONTAINER_OF(at, connect_dial, link));
     }
-    /* Begin queued dials as soon as there is room. */
+    /* Do not sleep if a queued dial can begin now. */
     dd_lock_take(&self->mu);
     bool can_begin = !dd_list_is_empty(&self->queue) && self->ndials < CONNECT_DIALS_MAX;
     dd_lock_release(&self->mu);

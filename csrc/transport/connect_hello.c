@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* The magic numbers differ, so that a hello that is reflected is not accepted as an answer. */
+/* Magic numbers of hellos and answers. They differ, so that a reflected hello is not an answer. */
 #define HELLO_MAGIC "DDlh"
 #define ANSWER_MAGIC "DDla"
 #define FLAG_SECRET 1u

@@ -24,7 +24,7 @@ connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
                               name);
 }
 
-/* Listen on the first free port of the options' range. */
+/* Listen on the first free port of the range in the options. */
 static dd_status
 listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_error *err)
 {
@@ -48,7 +48,7 @@ listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_er
                               dd_addr_print(addr, text), first, last);
 }
 
-/* Open a listening socket at an address, and set the address's port. */
+/* Open a listening socket at an address, and write its port to the address. */
 static dd_status
 connect_add_listener(const dd_connector *connector, connect_ports *ports, dd_addr *addr, dd_error *err)
 {
@@ -102,7 +102,7 @@ has_family(const dd_addr_list *list, int family)
     return false;
 }
 
-/* Open one socket for all addresses; "::" also accepts IPv4. */
+/* Open one socket that listens on all addresses. A socket at "::" also accepts IPv4. */
 static dd_status
 listen_everywhere(const dd_connector *connector, connect_ports *ports, dd_addr_list *addrs, dd_error *err)
 {

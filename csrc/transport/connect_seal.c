@@ -1,7 +1,7 @@
-/* The handshake of an encrypted link: messages of net/noise.h replace nonces and proofs. */
+/* The handshake of an encrypted link: the messages of net/noise.h replace nonces and proofs. */
 #include "transport/connect_internal.h"
 
-/* Size of the unencrypted bytes that precede the public key, in the hello and in the answer. */
+/* Number of unencrypted bytes before the public key, in a hello and in an answer. */
 #define HELLO_HEAD_BYTES ((size_t)48)
 #define ANSWER_HEAD_BYTES ((size_t)8)
 #define SECOND_BYTES DD_NOISE_SECOND_BYTES(ANSWER_HEAD_BYTES)

@@ -1,4 +1,4 @@
-/* The events and times that end the sleep of the connector's thread. */
+/* The sleep of the connector's thread: the events and times that end it. */
 #include "transport/connect_internal.h"
 
 #include "core/system.h"
@@ -7,11 +7,11 @@ void
 connect_wake(const dd_connector *self)
 {
     const uint64_t one = 1;
-    /* Fails only if the counter is full; then the thread is awake or waking. */
+    /* The write fails only if the counter is full: then the thread is awake or waking. */
     (void)!dd_sys_write(self->wake_fd, &one, sizeof one);
 }
 
-/* Index 0 is for wake_fd, so that 0 in `polled` means "not polled". */
+/* Index 0 of pollfds is for wake_fd, so that the value 0 in `polled` means "not polled". */
 void
 connect_begin_round(dd_connector *self)
 {

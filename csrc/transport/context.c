@@ -1,4 +1,4 @@
-/* Opening and closing contexts. */
+/* Opening and closing contexts (the messages of groups). */
 #include "transport/engine_internal.h"
 
 #include "core/mem.h"
@@ -91,7 +91,7 @@ static void
 close_locked(dd_context *context)
 {
     dd_engine *engine = context->engine;
-    /* Notify owners of ended messages first, while the context still exists. */
+    /* Notify the owners of ended messages now, while the context still exists. */
     engine_notify_done(engine);
     dd_map_remove(&engine->contexts, &context->node);
     dd_list_remove(&context->link);

@@ -24,44 +24,44 @@ typedef enum dd_message_kind {
     DD_MESSAGE_WINDOW,
 } dd_message_kind;
 
-/* A send or receive in progress. Its owner embeds it, fills in the fields before `source`, and must
- * not touch it between the post and on_done. */
+/* A send or receive in progress. Its owner embeds the struct, must fill in the fields before
+ * `source`, and must not touch them between the post and on_done. */
 typedef struct dd_message dd_message;
 struct dd_message {
     dd_message_kind kind;
-    int rank; /* the other rank; DD_ANY_RANK is allowed only in a P2P receive */
+    int rank; /* number of the other rank; DD_ANY_RANK only in a P2P receive */
     uint64_t tag;
     uint32_t channel;
     void *data;
-    /* For a send: size of `data`. For a receive: the limit. A larger message fails with
-     * DD_INVALID_ARGUMENT, which names both sizes; a smaller message is accepted for P2P, and fails
-     * with DD_MISMATCH for COLL. */
+    /* For a send: the size of `data` in bytes. For a receive: the maximum size. A larger message
+     * fails with DD_INVALID_ARGUMENT, which names both sizes. A smaller message is accepted for
+     * P2P, and fails with DD_MISMATCH for COLL. */
     size_t nbytes;
-    /* Must be set for COLL, may be NULL for P2P. A P2P message fails with DD_MISMATCH if both sides
-     * have a signature and the dtypes differ. */
+    /* Signature of the operation. Must be set for COLL; may be NULL for P2P. A P2P message fails
+     * with DD_MISMATCH if both sides have a signature and the dtypes differ. */
     const dd_signature *signature;
-    /* Called once, not within a post (see dd_context_notify_locked). `error`: NULL on success. */
+    /* Called once, never within a post (see dd_context_notify_locked). `error`: NULL on success. */
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;
 
-    int source;      /* result of a receive: the sender's rank */
-    size_t received; /* result of a receive: size of the message in bytes */
+    int source;      /* result of a receive: the rank that sent the message */
+    size_t received; /* result of a receive: the size of the message in bytes */
 
-    /* the fields below are private to the transport */
+    /* all fields below are private to the transport */
     dd_list link;
     uint8_t stage;
     bool is_send;
-    bool is_posted;    /* true until on_done; the owner may read it */
-    uint64_t id;       /* id of a message that is sent on request; 0 for an eager message */
-    uint64_t order;    /* position in the order of all posts */
-    size_t cut;        /* send: bytes handed to lanes; receive: bytes announced by DATA */
-    size_t moved;      /* bytes transferred so far */
-    dd_error *failure; /* error for on_done; NULL on success */
+    bool is_posted;    /* true from the post until on_done; the owner may read this field */
+    uint64_t id;       /* id of a message that is sent on request (RTS); 0 for an eager message */
+    uint64_t order;    /* position of this message in the order of all posts */
+    size_t cut;        /* bytes handed to lanes (send), or announced by DATA frames (receive) */
+    size_t moved;      /* number of bytes transferred so far */
+    dd_error *failure; /* error to pass to on_done; NULL on success */
     struct dd_context *context;
     struct dd_peer *peer;
 };
 
-/* The header of a request, which arrives before its data. Signatures are not compared. */
+/* The header of a window's message, which arrives before its data. Signatures are not compared. */
 typedef struct dd_request {
     uint64_t tag;
     uint32_t channel;
@@ -72,60 +72,60 @@ typedef struct dd_request {
 /* Callbacks to the owner of a context. They run with the engine's lock held. */
 typedef struct dd_context_handler {
     void *ctx;
-    /* A message of a collective has arrived, possibly before its receive is posted. Serves to
-     * compare signatures early, and to know which ranks have joined. */
+    /* A message of a collective has arrived, maybe before its receive is posted. The callee can
+     * compare signatures early, and learns that the rank has joined. */
     void (*on_coll)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature);
-    /* A rank has aborted the group, for this cause. */
+    /* Rank `rank` has aborted the group, for this cause. */
     void (*on_abort)(void *ctx, int rank, const dd_cause *cause);
-    /* A rank is unreachable. Not called for a rank that has closed its context (GOODBYE). */
+    /* Rank `rank` is unreachable. Not called for a rank that has closed its context (GOODBYE). */
     void (*on_lost)(void *ctx, int rank, const dd_error *error);
-    /* A rank has closed its context cleanly. */
+    /* Rank `rank` has closed its context cleanly. */
     void (*on_goodbye)(void *ctx, int rank);
-    /* on_query: another rank queries this rank's progress; set the three values. on_answer: rank
-     * `rank` has answered such a query with its own progress. */
+    /* on_query: another rank queries this rank's progress; the callee must set the three values.
+     * on_answer: rank `rank` has answered a query by this rank with its own progress. */
     void (*on_query)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
     void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
-    /* Called before on_answer: the network repeatedly loses data that rank `rank` sends to rank
-     * `to`. `nbytes` is the size of the lost data; 0 if there is no loss. */
+    /* The network repeatedly loses data that rank `rank` sends to rank `to`. `nbytes` is the size
+     * of the lost data, 0 if there is no loss. Called before on_answer. */
     void (*on_loss)(void *ctx, int rank, int to, uint64_t nbytes);
-    /* A request has arrived. Return a receive for it, which counts as posted, or NULL to hold the
-     * request; while a request is held, NULL must be returned for all later ones. */
+    /* A window's message has arrived. Return a receive for it, which then counts as posted, or NULL
+     * to hold the request; while one is held, the callee must return NULL for all later ones. */
     dd_message *(*on_request)(void *ctx, int rank, const dd_request *request);
-    /* A process of this host has rung: check what its ranks have written to shared memory. Frames
-     * that arrived earlier on links have been handled. */
+    /* Another process of this host has rung: check what its ranks have written to shared memory.
+     * Frames that arrived on links before the bell have been handled. */
     void (*on_bell)(void *ctx);
-    /* A rank of this host requests a file descriptor. If it exists, call
-     * dd_context_pass_fd_locked. */
+    /* A rank of this host requests the file descriptor with the key `fd_key`. If the descriptor
+     * exists, the callee must call dd_context_pass_fd_locked. */
     void (*on_fd_wanted)(void *ctx, int rank, uint64_t fd_key);
-    /* A rank passes the file descriptor `fd`. It is DD_SOCK_FD_REFUSED if this process had no room
-     * for it, or DD_FD_DENIED if it does not exist. Return true to take ownership; otherwise, as
+    /* A rank passes the requested file descriptor `fd`: DD_SOCK_FD_REFUSED if this process had no
+     * room for it, DD_FD_DENIED if it does not exist. Return true to take ownership; after false,
      * for an unwanted or duplicate descriptor, the caller closes it. */
     bool (*on_fd)(void *ctx, int rank, uint64_t fd_key, int fd);
 } dd_context_handler;
 
 typedef struct dd_context dd_context;
 
-/* Open a context. `id` must be the same on all ranks of the group, and different for every other
- * group. Takes a reference on each of the nranks peers; peers[rank] must be this process. Frames
- * that arrived earlier, and lost ranks, are reported to the handler within this call, after
- * *context is set. Several ranks of a group may be in one process. */
+/* Open a context. `id` must be the same on all ranks of the group, and different from the id of
+ * every other group. Takes a reference on each of the `nranks` peers; peers[rank] must be this
+ * process. Frames that arrived earlier, and lost ranks, are reported to the handler within this
+ * call, after *context is set. Several ranks of a group may be in one process. */
 dd_status dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *peers,
                           const dd_context_handler *handler, dd_context **context,
                           dd_error *err) DD_MUST_CHECK;
 
 /* Close a context, and send GOODBYE to the connected peers. All posted messages must have ended or
- * been cancelled before. The handler is not called afterwards. Waits, at most until the deadline,
- * until all posted frames have reached the kernel or the peers. */
+ * been cancelled before. The handler is not called afterwards. Blocks until all posted frames have
+ * reached the kernel or the peers, but at most until the deadline. */
 void dd_context_close(dd_context *context, const dd_wait *wait);
 
-/* Post a message, and start to connect if there is no link. Failures are reported by on_done. */
+/* Post a message, and start to connect if there is no link. Errors are passed to on_done. */
 void dd_context_post_send_locked(dd_context *context, dd_message *message);
 void dd_context_post_recv_locked(dd_context *context, dd_message *message);
 
-/* Call on_done now if the message has ended, so that its owner need not drive for it. Returns true
- * if on_done has been called, now or earlier. */
+/* Call on_done now if the message has ended, so that its owner need not drive the engine to be
+ * notified. Returns true if on_done has been called, now or earlier. */
 bool dd_context_notify_locked(dd_message *message);
-/* Call on_done now if the posted message has ended successfully. Returns true if so. */
+/* Call on_done now if the message has ended successfully. Returns true if on_done was called. */
 bool dd_context_notify_success_locked(dd_message *message);
 
 /* Poll until a posted message ends, then call on_done. Stops after `npolls` polls, or if another
@@ -135,14 +135,14 @@ bool dd_context_notify_success_locked(dd_message *message);
  * not be called from a callback. */
 bool dd_context_poll_locked(dd_message *message, int npolls);
 
-/* Start (is_expected) or stop counting data that this rank expects from `rank` without a posted
- * receive. While any is expected, the sockets of `rank` are polled more often. */
+/* Start (is_expected is true) or stop expecting data from `rank` without a posted receive. While
+ * any such data is expected, the sockets of `rank` are polled more often. */
 void dd_context_expect_locked(dd_context *context, int rank, bool is_expected);
 
-/* Offer the oldest held request of a rank, if there is one, to on_request again. */
+/* Call on_request again for the oldest held request of `rank`, if there is one. */
 void dd_context_take_request_locked(dd_context *context, int rank);
 
-/* Continue an unfinished send from `copy`, a copy of its data; the original is no longer read. */
+/* Continue an unfinished send from `copy`, a copy of its data. The original is no longer read. */
 void dd_context_move_send_locked(dd_message *message, void *copy);
 
 /* End a posted message with `error`, and call on_done within this call; the message's data is not
@@ -150,40 +150,40 @@ void dd_context_move_send_locked(dd_message *message, void *copy);
  * is notified. A message that has already ended keeps its result. */
 void dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error);
 
-/* Call `visit` for each held COLL message that has this sequence number and no posted receive yet.
- * Serves to compare signatures when an operation begins. */
+/* Call `visit` for each held message of the collective with this sequence number whose receive is
+ * not posted yet. With this, a starting operation can compare signatures. */
 void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
                                   void (*visit)(void *ctx, int rank, const dd_signature *signature),
                                   void *ctx);
 
-/* Send the cause of this rank's failure to all connected ranks except `except` (or DD_ANY_RANK).
- * With `spares_near`, send nothing to processes of this host, which read the cause in shared
- * memory. Before this returns, it sends as much as there is room for: even if this process then
- * ends, peers receive that before they detect the end. The rest is sent before dd_engine_wait
- * returns to any caller, or dropped after 200 ms. */
+/* Send the cause of this rank's failure to all connected ranks except rank `except` (DD_ANY_RANK:
+ * no exception). If spares_near is true, send nothing to processes of this host, which read the
+ * cause in shared memory. Frames that the links have room for are sent before this returns: even if
+ * this process then ends, their receivers get the cause before they detect the end. The other
+ * frames are sent before dd_engine_wait returns to any caller, or dropped after 200 ms. */
 void dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, const dd_cause *cause);
 
-/* want_fd: request a file descriptor from a rank of this host. pass_fd: send a descriptor, which
- * stays the caller's, or DD_FD_DENIED. Neither needs a link. Datagrams may be lost, so the
+/* Request a file descriptor from a rank of this host (want_fd), or send one (pass_fd). pass_fd does
+ * not close `fd`, which may be DD_FD_DENIED. No link is needed. Datagrams may be lost, so the
  * requesting rank must repeat its request. Returns false if nothing was sent. */
 #define DD_FD_DENIED (-3)
 bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t fd_key);
 bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t fd_key, int fd);
-/* Return DD_SYSTEM if the last six datagrams failed and this process was at fault. */
+/* Return DD_SYSTEM if the last six datagrams failed because of this process, otherwise DD_OK. */
 dd_status dd_context_check_datagrams_locked(const dd_context *context, dd_error *err) DD_MUST_CHECK;
 
-/* Handle a cause that a rank has written to shared memory, like a cause received over a link. */
+/* Handle a cause of failure that a rank has written to shared memory, as if received on a link. */
 void dd_context_handle_abort_locked(dd_context *context, int rank, dd_bytes cause);
 /* Handle a rank's mark in shared memory that it has left. If there is a link, first send a QUESTION
- * and wait for the answer: messages that the rank sent earlier may still be arriving. */
+ * and wait for the answer, since earlier messages of the rank may still be arriving. */
 void dd_context_handle_goodbye_locked(dd_context *context, int rank);
 
-/* Query the progress of a rank if it is connected; on_answer receives the answer. */
+/* Query the progress of a rank, if it is connected; its answer is passed to on_answer. */
 void dd_context_post_question_locked(dd_context *context, int rank);
 
 bool dd_context_is_connected_locked(const dd_context *context, int rank);
 
-/* Find a rank to which the network repeatedly loses this rank's data. Returns false if none. */
+/* Find a rank to which the network repeatedly loses data of this rank. Returns false if none. */
 bool dd_context_find_loss_locked(const dd_context *context, int *rank, dd_path_loss *loss);
 
 #endif

@@ -1,14 +1,14 @@
-/* Control frames between ranks (abort, departure, progress), and the loss of ranks. */
+/* Control frames between ranks (ABORT, GOODBYE, QUESTION, ANSWER), and the loss of ranks. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
 
 #include <string.h>
 
-/* How long callers are delayed for other ranks to receive a failure notice. */
+/* Maximum time that callers are delayed until failure notices have left this process. */
 #define NOTICES_NS (200 * DD_NS_PER_MS)
 
-/* ---- sending */
+/* ---- sending control frames */
 
 static bool
 is_reachable(const dd_context *context, int rank)
@@ -48,7 +48,7 @@ dd_context_post_abort_locked(dd_context *context, int except, bool spares_near, 
         }
     }
     dd_blob_clear(&context->abort, sizeof bytes);
-    /* An error is ignored: only links that are made later need the copy. */
+    /* Ignore an error: the copy is needed only for links that are created later. */
     dd_status ignored = dd_blob_append(&context->abort, payload.data, payload.len, NULL);
     (void)ignored;
 }
@@ -82,7 +82,7 @@ dd_context_is_connected_locked(const dd_context *context, int rank)
     return context->ranks[rank].peer->state == PEER_CONNECTED;
 }
 
-/* ---- receiving */
+/* ---- receiving control frames */
 
 bool
 context_knows_predecessor(const dd_context *context, const dd_frame *frame, const dd_peer *peer)
@@ -106,7 +106,7 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
     return false;
 }
 
-/* Fail the posted receives that have no message yet. */
+/* Fail all posted receives from a rank for which no message has arrived. */
 static void
 fail_posted(context_rank *rank, void (*fail)(dd_message *message))
 {
@@ -138,8 +138,8 @@ control_on_goodbye(dd_context *context, int source)
     }
 }
 
-/* Record that the cause's origin has lost its link to this rank. The link may look intact here
- * until the network reports the loss. */
+/* Record that the rank which detected a failure has lost its link to this rank. At this end, the
+ * link may look intact until the network reports the loss. */
 static void
 note_lost_remotely(const dd_context *context, const dd_cause *cause)
 {
@@ -149,7 +149,7 @@ note_lost_remotely(const dd_context *context, const dd_cause *cause)
     }
 }
 
-/* Handle an ABORT. Returns DD_PROTOCOL if its payload is not a cause. */
+/* Handle an ABORT frame. Returns DD_PROTOCOL if its payload is not a valid cause. */
 static dd_status
 control_on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
 {
@@ -260,7 +260,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
     }
 }
 
-/* ---- posts in shared memory */
+/* ---- causes and departures in shared memory */
 
 void
 dd_context_handle_abort_locked(dd_context *context, int rank, dd_bytes cause)
@@ -279,8 +279,8 @@ dd_context_handle_goodbye_locked(dd_context *context, int rank)
         control_on_goodbye(context, rank);
         return;
     }
-    /* The rank may have left before its process knew of the link, and so without sending GOODBYE on
-     * it. Send a QUESTION: its answer follows everything that the rank has sent. */
+    /* The rank may have left without sending GOODBYE on this link, if its process did not know the
+     * link yet. So send a QUESTION, whose answer arrives after all data that the rank has sent. */
     from->is_leaving = true;
     dd_context_post_question_locked(context, rank);
 }

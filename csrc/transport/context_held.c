@@ -1,4 +1,4 @@
-/* Frames for contexts, also from this process: each is given to its receive, or held. */
+/* Frames for contexts, from peers and from this process: each is passed to its receive, or held. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-/* Limit, per peer, of kept ABORTs for contexts that may still be opened here. */
+/* Limit of held ABORT frames per peer, for contexts that may still be opened here. */
 #define HELD_ABORTS_MAX 64
 
 /* ---- held entries */
 
-/* Copy a small message of this process to itself, to end its send. Large ones await receives. */
+/* Copy a small message from this process to itself, so that its send ends. Large ones wait. */
 static void
 copy_own(held *entry)
 {
@@ -42,7 +42,7 @@ hold_entry(held *entry, dd_list *list)
     }
 }
 
-/* Free an entry that no receive will match: return its credit, or refuse its RTS. */
+/* Free an entry that no receive will match. Returns the credit of EAGER, and refuses RTS. */
 static void
 release_held(held *entry)
 {
@@ -107,7 +107,7 @@ peer_cancel_rts(dd_peer *peer, uint64_t id)
     }
 }
 
-/* Free the held entry of a send of this process to itself. */
+/* Free the held entry of a message that this process sends to itself. */
 static void
 self_cancel_send(dd_peer *self, const dd_message *message)
 {
@@ -129,7 +129,7 @@ engine_destroy_unfinished(dd_engine *engine, dd_list *list)
     }
 }
 
-/* ---- contexts that are not open */
+/* ---- frames for contexts that are not open */
 
 static bool
 is_for(const held *entry, const void *ctx)
@@ -159,8 +159,8 @@ peer_pop_early(dd_peer *peer, const context_key *key)
     return entry;
 }
 
-/* Keep the ABORT of a group that this process has not opened, and may never open if creating the
- * group has failed here as well. Drop the group's other frames: they would hold credit forever. */
+/* Hold the ABORT of a group that this process has not opened, and may never open if creating the
+ * group fails here too. Drop the group's other frames, which would hold credit forever. */
 static void
 hold_abort(dd_peer *peer, held *abort)
 {
@@ -171,8 +171,8 @@ hold_abort(dd_peer *peer, held *abort)
     }
     dd_list_push_back(&peer->held_aborts, &abort->link);
     if (++peer->nheld_aborts > HELD_ABORTS_MAX) {
-        /* Drop the oldest ABORT: its context would have been opened by now. Handle further frames
-         * for that context as if it had been closed here. */
+        /* Drop the oldest ABORT: its context will probably never be opened. Mark that context as
+         * closed, which decides how later frames for it are handled. */
         held *oldest = DD_CONTAINER_OF(peer->held_aborts.next, held, link);
         engine_note_closed(peer->engine,
                            &(context_key){.id = oldest->frame.context, .rank = oldest->frame.target});
@@ -181,8 +181,8 @@ hold_abort(dd_peer *peer, held *abort)
     }
 }
 
-/* Keep a frame until its context is opened. Drop it if the context has been closed, or if the
- * context is open and knows only this peer's predecessor (is_earlier). */
+/* Hold a frame until its context is opened. Drop the frame if the context has been closed, or if
+ * the open context knows only the dd_peer that this peer replaced (is_earlier). */
 static void
 hold_early(held *entry, bool is_earlier)
 {
@@ -204,7 +204,7 @@ hold_early(held *entry, bool is_earlier)
     }
 }
 
-/* ---- delivering */
+/* ---- delivering frames */
 
 void
 engine_deliver(held *entry)
@@ -230,13 +230,13 @@ engine_deliver(held *entry)
     }
 }
 
-/* ---- a process to itself: its frames are queued until a thread drives, like other processes' */
+/* ---- a process to itself: like other processes' frames, its frames wait until a thread drives */
 
 static void
 deliver_own(dd_peer *self, const out_frame *out)
 {
     dd_frame frame = out->frame;
-    /* RTS allows any size; copy_own changes it to EAGER for small messages. */
+    /* Use RTS, which allows any size; copy_own changes the type to EAGER for a small message. */
     frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type;
     held *entry = engine_create_held(self, &frame);
     self->engine->stats.self_sent_nbytes += out->message != NULL ? out->message->nbytes : 0;
@@ -265,7 +265,7 @@ self_deliver(dd_engine *engine)
     dd_peer *self = engine->self;
     bool is_any = false;
     if (engine->is_delivering_self) {
-        return false; /* called by a callback: the outer call handles later frames */
+        return false; /* a callback has called this: the outer call delivers the rest */
     }
     engine->is_delivering_self = true;
     while (!dd_list_is_empty(&self->out) && !is_next_postponed(engine)) {
@@ -280,7 +280,7 @@ self_deliver(dd_engine *engine)
     return is_any;
 }
 
-/* ---- open contexts */
+/* ---- messages of open contexts */
 
 void
 dd_context_visit_held_locked(dd_context *context, uint64_t sequence,

@@ -142,7 +142,7 @@ copy_bytes(void *to, const void *from, size_t nbytes)
     }
 }
 
-/* Copy the data of a send of this process to its own receive, and end both. */
+/* Copy the data of a message from this process to itself to its receive, and end both messages. */
 static void
 take_own(dd_message *recv, const held *entry)
 {
@@ -178,7 +178,7 @@ context_take_held(dd_message *recv, held *entry)
     engine_destroy_held(peer->engine, entry);
 }
 
-/* ---- posting */
+/* ---- posting messages */
 
 static held *
 find_held(const dd_list *list, const dd_message *recv)
@@ -205,7 +205,7 @@ find_held_of_any(const dd_context *context, const dd_message *recv)
     return first;
 }
 
-/* End a message to or from an unreachable rank. Returns false if the rank is reachable. */
+/* End the message if the other rank is unreachable. Returns false if the rank is reachable. */
 static bool
 end_if_unreachable(dd_context *context, dd_message *message)
 {

@@ -59,7 +59,7 @@ dd_doorbell_ring(int own_fd, const dd_uid *uid)
 {
     const uint8_t ring = DD_BELL_RING;
     dd_addr address = address_of(uid);
-    /* Ignore errors: a full queue contains a ring already, and an unknown name has no process. */
+    /* Ignore errors: a full queue has a ring in it, and a name without socket has no process. */
     (void)!dd_sys_sendto(own_fd, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL,
                          (const struct sockaddr *)&address.storage, address.len);
 }
@@ -75,7 +75,7 @@ dd_doorbell_send(int own_fd, const dd_uid *uid, const dd_bell_datagram *datagram
     int passed_fd = datagram->kind == DD_BELL_PASS ? datagram->fd : -1;
     size_t moved = 0;
     dd_io io = dd_sock_try_send_fd(own_fd, &address, datagram, DATAGRAM_NBYTES, passed_fd, &moved);
-    /* Retry later if the user has too many descriptors in flight (ETOOMANYREFS). */
+    /* ETOOMANYREFS: too many descriptors of the user are in flight; the caller must retry. */
     return io == DD_IO_FAILED && errno == ETOOMANYREFS ? DD_IO_AGAIN : io;
 }
 
@@ -85,7 +85,7 @@ dd_doorbell_take(int own_fd, dd_bell_datagram *datagram)
     uint8_t bytes[DATAGRAM_NBYTES + 1] = {0};
     size_t len = 0;
     int fd = -1;
-    bool is_trusted = false; /* true if the sender's user is this one; else untrusted */
+    bool is_trusted = false; /* true if the sender is a process of this user */
     dd_io io = dd_sock_try_recv_fd(own_fd, bytes, sizeof bytes, &fd, &is_trusted, &len);
     if (io == DD_IO_AGAIN || io == DD_IO_FAILED) {
         return io;

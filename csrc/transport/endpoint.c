@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Layout of an endpoint; numbers are little-endian. Fields that processes of a host have in common come
- * first: a meeting writes them once (store/meet_end.c).
+/* Layout of an endpoint; sizes in bytes, numbers little-endian. The fields that the processes of a
+ * host have in common come first, so that a meeting stores them once (store/meet_end.c).
  *
  *     magic 4, version 1, host_id 32, length 1 and host,
  *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,
@@ -23,7 +23,7 @@
     (4 + 1 + DD_HOST_ID_BYTES + 1 + DD_HOST_NAME_MAX + 1 + DD_ADDR_LIST_MAX * (1 + 16 + 2) + 1 + 8 + \
      DD_UID_BYTES)
 
-/* ---- creating */
+/* ---- creating endpoints */
 
 static bool
 is_plain_text(const char *text, size_t len)
@@ -48,8 +48,8 @@ fill_host(char host[DD_HOST_NAME_MAX])
     }
 }
 
-/* Set a hash that identifies this host; zeros if it is unknown. An endpoint with zeros is on the same
- * host as no endpoint, not even itself. */
+/* Set a hash that identifies this host, or zeros if the host is unknown. An endpoint with zeros is
+ * on the same host as no other endpoint, not even as itself. */
 static void
 fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
 {
@@ -61,7 +61,7 @@ fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
     if (fd >= 0) {
         dd_sys_close(fd);
     }
-    struct stat info; /* abstract socket names are unique in the network namespace */
+    struct stat info; /* identifies the network namespace, where abstract names are unique */
     if (boot_len <= 0 || dd_sys_stat("/proc/self/ns/net", &info) != 0) {
         return;
     }
@@ -114,7 +114,7 @@ dd_endpoint_print(const dd_endpoint *endpoint, char out[96])
     return out;
 }
 
-/* ---- writing */
+/* ---- encoding */
 
 static uint8_t *
 endpoint_put(uint8_t *at, const void *bytes, size_t nbytes)
@@ -163,9 +163,9 @@ dd_endpoint_encode(const dd_endpoint *endpoint, const dd_addr_list *addrs, dd_bl
     return dd_blob_assign(out, dd_bytes_of(bytes, (size_t)(at - bytes)), err);
 }
 
-/* ---- reading */
+/* ---- decoding */
 
-/* A reader of encoded endpoints. Reading past the end returns zeros and sets is_bad. */
+/* A reader of an encoded endpoint. Reading past the end returns zeros and sets is_bad. */
 typedef struct endpoint_reader {
     dd_bytes rest;
     bool is_bad;
@@ -275,7 +275,7 @@ dd_endpoint_decode(dd_bytes bytes, dd_endpoint *endpoint, dd_addr_list *addrs, d
     return DD_OK;
 }
 
-/* ---- addresses */
+/* ---- finding this host's addresses */
 
 static void
 list_names(const dd_iface_list *ifaces, char *out, size_t out_size)

@@ -1,15 +1,15 @@
-/* Detect whether the process of an endpoint is running, without its cooperation. */
+/* Detect whether the process of an endpoint is running, without help of that process. */
 #include "transport/endpoint.h"
 
 #include "net/sock.h"
 
 #include <errno.h>
 
-#define ANSWER_NS (100 * DD_NS_PER_MS) /* timeout per address */
+#define ANSWER_NS (100 * DD_NS_PER_MS) /* timeout for each address */
 
-/* Connect to the process's abstract Unix address, at which it listens until it ends, even while it
- * is stopped; the process detects a connection that closes. Its pid is no evidence: containers may
- * share a network but not pids. */
+/* Detect the process by connecting to its abstract Unix address, on which it listens until it ends,
+ * even while it is stopped. The connection is closed immediately, which the process tolerates. The
+ * pid proves nothing: containers may share a network but not pids. */
 static dd_presence
 check_name(const dd_addr *addr)
 {
@@ -20,7 +20,7 @@ check_name(const dd_addr *addr)
         return DD_PRESENCE_RUNNING;
     }
     switch (why.sys_errno) {
-    case EAGAIN: /* the queue is full, so there is a listener */
+    case EAGAIN: /* the listener's queue is full, so a listener exists */
         return DD_PRESENCE_RUNNING;
     case ECONNREFUSED:
         return DD_PRESENCE_NONE;
@@ -29,7 +29,7 @@ check_name(const dd_addr *addr)
     }
 }
 
-/* Set *presence to RUNNING if an address accepts, to REFUSED if all refuse, else to UNKNOWN. */
+/* Set *presence to RUNNING if an address accepts, REFUSED if all addresses refuse, else UNKNOWN. */
 static dd_status
 check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *presence, const dd_wait *wait,
                 dd_error *err)
@@ -38,7 +38,7 @@ check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *prese
     for (size_t i = 0; i < addrs->count; i++) {
         const dd_addr *addr = &addrs->items[i];
         if (!is_same_host && dd_addr_is_loopback(addr)) {
-            continue; /* the loopback address of this host, not of the endpoint's */
+            continue; /* skip: from this host, loopback does not lead to another host */
         }
         dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);
         dd_error why = {0};

@@ -12,7 +12,7 @@
 
 #define CLOSE_NS (2 * DD_NS_PER_S)
 
-/* Copy the options and their strings, one after the other; the originals stay the caller's. */
+/* Copy the options and the data that they point to, which the engine then owns. */
 static dd_status
 copy_options(dd_engine *engine, const dd_connect_options *options, dd_error *err)
 {
@@ -90,7 +90,7 @@ free_pools(dd_engine *engine)
     }
 }
 
-/* Free an engine, maybe only partly created. In a forked child, descriptors are already closed. */
+/* Free an engine that may be partly created. In a forked child, descriptors are already closed. */
 static void
 engine_destroy(dd_engine *engine)
 {
@@ -172,7 +172,7 @@ send_bye(dd_engine *engine)
     }
 }
 
-/* Return true if the hosts of all peers have everything that was posted. */
+/* Return true if all data that was posted has arrived at the hosts of the peers. */
 static bool
 has_arrived(void *ctx)
 {
@@ -248,8 +248,8 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     return DD_OK;
 }
 
-/* Return true if another process may need to connect over TCP. Peers without a known endpoint do not
- * count: a process that has this process's endpoint is, or was, in a meeting with it. */
+/* Return true if a peer may still need to connect to this process over TCP. Peers with an unknown
+ * endpoint do not count: a process with this process's endpoint is or was in a meeting with it. */
 static bool
 are_ports_needed_locked(const dd_engine *engine)
 {
@@ -373,7 +373,7 @@ dd_peer_release(dd_peer *peer)
     }
     dd_engine *engine = peer->engine;
     if (engine_is_forked(engine)) {
-        /* The lock's state is unknown, but a child has only one thread and needs no lock. */
+        /* The state of the lock is unknown, but a forked child has one thread and needs no lock. */
         if (--peer->refs == 0) {
             dd_engine_release(engine);
         }

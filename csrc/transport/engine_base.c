@@ -1,4 +1,4 @@
-/* Basics of the engine that are independent of the driver: the lock, waking, lookups, pools. */
+/* Basic functions of the engine that do not depend on the driver: lock, waking, lookups, pools. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -36,7 +36,7 @@ dd_engine_is_torn(dd_engine *engine)
     return engine_is_forked(engine) && !dd_lock_was_free_at_fork(&engine->mu);
 }
 
-/* ---- the lock */
+/* ---- the engine's lock */
 
 void
 dd_engine_lock(dd_engine *engine)
@@ -67,7 +67,7 @@ engine_wake_driver(dd_engine *engine)
 {
     const uint64_t one = 1;
     if (engine->driver != NULL && engine->driver->is_asleep) {
-        /* Fails only if the counter is full; then wake_fd is readable anyway. */
+        /* The write fails only if the counter is full, and then wake_fd is readable already. */
         (void)!dd_sys_write(engine->wake_fd, &one, sizeof one);
     }
 }
@@ -116,11 +116,11 @@ engine_yield_lock(dd_engine *engine)
             dd_sys_sched_yield();
         }
     }
-    /* This thread is not in nlockers: otherwise two drivers would yield to each other forever. */
+    /* This thread must not be in nlockers: two drivers would yield to each other forever. */
     dd_lock_take(&engine->mu);
 }
 
-/* ---- waking */
+/* ---- waking threads */
 
 static void
 kick_background(dd_engine *engine)
@@ -141,7 +141,7 @@ engine_wake(dd_engine *engine)
     }
 }
 
-/* ---- peers and contexts by their keys */
+/* ---- finding peers and contexts by key */
 
 dd_peer *
 engine_find_peer(dd_engine *engine, const dd_uid *uid)

@@ -1,4 +1,4 @@
-/* The engine's doorbell: rings, requests for descriptors, and the answers to such requests. */
+/* The engine's doorbell: rings, and requests for descriptors with their answers. */
 #include "core/system.h"
 #include "transport/doorbell.h"
 #include "transport/engine_internal.h"
@@ -8,8 +8,8 @@
 /* Limit of datagrams per round, so that a peer that rings without end does not delay other work. */
 #define DATAGRAMS_PER_ROUND 256
 
-/* Consecutive failures until an error is reported: about a quarter of a second of requests, which
- * are repeated with growing pauses. */
+/* Number of consecutive failures before an error is reported: about 0.25 s of requests, since
+ * requests are repeated after growing pauses. */
 #define DATAGRAMS_FAILED_MAX 6
 
 dd_status
@@ -134,7 +134,7 @@ engine_answer_bell(dd_engine *engine)
         }
     }
     engine->has_rung = true;
-    /* The ring is meant for a thread that sleeps: wake the driver. */
+    /* The ring may be meant for a thread that sleeps, so wake the driver. */
     engine_wake_driver(engine);
 }
 

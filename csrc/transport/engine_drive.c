@@ -1,4 +1,4 @@
-/* Selection of the driver, driving, and the driver's sleep. */
+/* The driver: which thread drives the engine, how it drives, and how it sleeps. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -11,12 +11,12 @@
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
-/* Limit of rounds that the background thread runs while callers come and go. */
+/* Limit of rounds that the background thread runs at a time while callers are active. */
 #define ROUNDS_PER_POLL 64
-/* A caller that polls only one peer runs a full round once per this many calls. */
+/* A caller that polls only one peer runs a full round in one of this many calls. */
 #define CALLS_PER_ROUND 64u
 
-/* Increment a counter that other threads only read: all writers hold the lock. */
+/* Increment a counter that other threads read. All writers hold the lock, so a store suffices. */
 static void
 count_up(atomic_uint_fast64_t *counter)
 {
@@ -69,7 +69,7 @@ dd_engine_note_active_locked(dd_engine *engine)
     dd_engine_take_over_locked(engine);
 }
 
-/* ---- sleeping */
+/* ---- the driver's sleep */
 
 static int
 timeout_until_ms(int64_t until_ns)
@@ -92,8 +92,8 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
     dd_engine_lock(engine);
     engine->nsleeping--;
     self->is_asleep = false;
-    /* An event may point to a lane that was destroyed since. If any lane was destroyed, drop all
-     * events: epoll reports the others again. */
+    /* An event may point to a lane that has been destroyed meanwhile. If any lane has been
+     * destroyed, drop all events: epoll reports the valid ones again. */
     if (engine->driver == self && engine->lane_generation == generation) {
         (void)engine_handle_events(engine, events, nevents);
     } else if (engine->driver != self) {
@@ -101,19 +101,19 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
     }
 }
 
-/* ---- driving */
+/* ---- driving the engine */
 
-/* State of one call of drive(). */
+/* State of one call of drive(), the loop of the driver. */
 typedef struct drive_state {
     dd_waiter *self;
     const dd_wait *wait;
-    int64_t check_ns;       /* when drive() returns to check `wait`; 0 until the clock is read */
-    int64_t idle_since_ns;  /* start of the rounds without progress; 0 if the last made progress */
-    int64_t polls_until_ns; /* end of polling; 0 after sleep or progress */
+    int64_t check_ns;       /* time at which drive() returns to check `wait`; 0 if not known yet */
+    int64_t idle_since_ns;  /* start of the rounds without progress; 0 after progress */
+    int64_t polls_until_ns; /* time at which polling ends; 0 after sleep or progress */
     unsigned nidle;
 } drive_state;
 
-/* Read the clock; the first time, also set check_ns. Short calls of drive() never read it. */
+/* Read the clock; the first call also sets check_ns. A short drive() never reads the clock. */
 static int64_t
 read_drive_clock(drive_state *state)
 {
@@ -127,8 +127,8 @@ read_drive_clock(drive_state *state)
 static int64_t
 choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
 {
-    /* If ranks outnumber the cores, waits are long because other ranks compute. The length of such
-     * waits predicts nothing. */
+    /* If ranks outnumber the cores, waits are long because other ranks compute. So the length of
+     * past waits predicts nothing: use the maximum. */
     int64_t budget_ns = engine->is_outnumbered ? engine->spin.max_ns : engine->spin.budget_ns;
     bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
     if (self->is_background && budget_ns > DD_POLL_BACKGROUND_NS) {
@@ -137,7 +137,7 @@ choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
     return budget_ns;
 }
 
-/* Return true to continue polling, false if it is time to sleep. */
+/* Return true if the driver must continue to poll, false if it must sleep. */
 static bool
 poll_on(const dd_engine *engine, drive_state *state, int64_t now_ns)
 {
@@ -160,7 +160,7 @@ drive_note_progress(dd_engine *engine, drive_state *state)
     state->polls_until_ns = 0;
 }
 
-/* After a round without work: spin, run timers, or sleep. Returns false to end driving. */
+/* Spin, run timers, or sleep, after a round without work. Returns false to end driving. */
 static bool
 idle(dd_engine *engine, drive_state *state)
 {
@@ -177,7 +177,7 @@ idle(dd_engine *engine, drive_state *state)
         return true;
     }
     if (!engine_fall_asleep(engine)) {
-        state->polls_until_ns = 0; /* poll again, which yields the core if needed */
+        state->polls_until_ns = 0; /* poll again, which yields the core if ranks share it */
         return true;
     }
     sleep_on_links(engine, state->self, next_ns < state->check_ns ? next_ns : state->check_ns);
@@ -185,7 +185,7 @@ idle(dd_engine *engine, drive_state *state)
     return engine->driver == state->self;
 }
 
-/* Drive until the waiter's work is done, or `wait` must be checked, or another thread drives. */
+/* Drive until the waiter is done, `wait` must be checked, or another thread is the driver. */
 static void
 drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
 {
@@ -197,7 +197,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             drive_note_progress(engine, &state);
         }
         if (waiter_is_done(self) || engine->driver != self) {
-            return; /* a task may have released the lock, so another thread may drive */
+            return; /* a task may have released the lock: another thread may drive */
         }
         if (is_progress && !dd_list_is_empty(&engine->waiters)) {
             engine_wake_done_waiters(engine);
@@ -220,7 +220,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     }
 }
 
-/* ---- waiting */
+/* ---- waiting for an operation */
 
 static bool
 may_drive(const dd_engine *engine, const dd_waiter *self)
@@ -232,7 +232,7 @@ may_drive(const dd_engine *engine, const dd_waiter *self)
 static void
 become_driver(dd_engine *engine, dd_waiter *self)
 {
-    engine_wake_driver(engine); /* wake the old driver, which has lost the role */
+    engine_wake_driver(engine); /* wake the previous driver, which is no longer the driver */
     engine->driver = self;
     atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
 }
@@ -266,8 +266,8 @@ wait_for_turn(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     dd_list_remove(&self->link);
 }
 
-/* Drive, or wait for the turn to drive, until the waiter is done. Requires the lock, and releases
- * it while the caller's interrupt is checked. */
+/* Drive, or wait for the turn to drive, until the waiter is done. The caller must hold the lock,
+ * which is released while the caller's interrupt is checked. */
 static dd_status
 wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *err)
 {
@@ -282,9 +282,9 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             return DD_OK;
         }
         if (wait->is_interrupted != NULL) {
-            /* Check the interrupt before the deadline: callers may wait in slices that are shorter
-             * than the driver's. The check may take long and may itself wait for this engine, so
-             * let other threads drive during it. */
+            /* Check the interrupt before the deadline: a caller may wait in slices shorter than the
+             * driver's. The check may take long, and may itself wait for this engine, so let other
+             * threads drive during the check. */
             drive_release(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
@@ -320,7 +320,7 @@ dd_engine_receive_locked(dd_engine *engine)
 }
 
 /* Delay a caller until failure notices to other ranks have left this process, or 200 ms have
- * passed: the caller may end the process as soon as it knows of the failure. */
+ * passed: the caller may end the process as soon as the failure is reported. */
 static void
 finish_notices_locked(dd_engine *engine, dd_waiter *self)
 {
@@ -329,7 +329,7 @@ finish_notices_locked(dd_engine *engine, dd_waiter *self)
         if (may_drive(engine, self)) {
             (void)engine_run_round(engine);
             engine_wake_done_waiters(engine);
-        } /* otherwise the driver runs the rounds */
+        } /* otherwise the driver runs rounds */
         if (!engine_is_notifying(engine) || dd_clock_now_ns() >= engine->notices_until_ns) {
             engine->notices_until_ns = 0;
             dd_engine_prepare_driver_locked(engine);
@@ -364,7 +364,7 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     return status;
 }
 
-/* The first wait is 0: GOODBYEs of small groups take one round, full connections longer. */
+/* The first wait is 0: GOODBYEs of small groups need one round, full connections more. */
 void
 engine_flush(dd_engine *engine, bool (*is_done)(void *ctx), void *ctx, const dd_wait *wait)
 {
@@ -409,7 +409,7 @@ has_work(const dd_engine *engine)
     return has_output(engine) || !dd_list_is_empty(&engine->tasks);
 }
 
-/* Return true if nothing that was posted needs a driver. */
+/* Return true if no posted message, output or task needs a driver. */
 static bool
 is_idle(const dd_engine *engine)
 {
@@ -426,7 +426,7 @@ dd_engine_kick(dd_engine *engine)
     dd_waiter *driver = engine->driver;
     if (driver == NULL || driver->is_asleep) {
         /* Most sends end after one round. A process without peers has no background thread and must
-         * do all its work here. */
+         * do all work here. */
         while (engine_run_round(engine)) {
             engine_wake_done_waiters(engine);
             if (engine->has_thread || engine->driver != driver) {
@@ -448,7 +448,7 @@ dd_engine_kick(dd_engine *engine)
 
 /* ---- the background thread */
 
-/* Run rounds without becoming the driver, which would sleep on the links until a caller wakes
+/* Run rounds without becoming the driver: a driver would sleep on the links until a caller wakes
  * it. */
 static void
 drive_run_rounds(dd_engine *engine)
@@ -465,7 +465,7 @@ run_background(void *arg)
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
     engine_callers_seen seen = {0};
-    dd_fence_register(); /* register here: creating a group takes longer than this */
+    dd_fence_register(); /* register here, since creating a group takes longer than this */
     while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_active && is_idle(engine)) {
@@ -521,12 +521,12 @@ engine_stop_background(dd_engine *engine)
     engine_wake_driver(engine);
     dd_engine_unlock(engine);
     dd_thread_join(engine->thread);
-    engine->has_thread = false; /* no other thread uses the engine now */
+    engine->has_thread = false; /* no other thread uses the engine from here on */
 }
 
-/* ---- looking for the end of one message */
+/* ---- polling for the end of one message */
 
-/* Return the peer's shared memory lane; NULL if the peer has none. */
+/* Return the lane of the peer that uses shared memory, or NULL if there is none. */
 static dd_lane *
 shm_lane(const dd_peer *peer)
 {
@@ -549,7 +549,7 @@ drive_serve_peer(dd_peer *peer)
     }
 }
 
-/* Return true if no other thread waits for anything. */
+/* Return true if only one message is posted, and there are no tasks or prompt requests. */
 static bool
 is_alone(const dd_engine *engine)
 {
@@ -562,14 +562,14 @@ dd_context_poll_locked(dd_message *message, int npolls)
 {
     dd_assert_holds(ENGINE);
     dd_engine *engine = message->context->engine;
-    dd_peer *peer = message->peer; /* NULL for a receive from any rank */
+    dd_peer *peer = message->peer; /* NULL if the message is a receive from any rank */
     if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
         return false;
     }
     if (engine->spin.max_ns == 0) {
         npolls = 1;
     }
-    /* Run a full round in some calls, so that repeated calls do not delay other work. */
+    /* Run full rounds in some of the calls, so that frequent calls do not delay other work. */
     bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
     dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
@@ -585,7 +585,7 @@ dd_context_poll_locked(dd_message *message, int npolls)
         }
         dd_spin_pause();
     }
-    engine_notify_done(engine); /* notify owners of other messages */
+    engine_notify_done(engine); /* notify the owners of other messages */
     dd_engine_prepare_driver_locked(engine);
     return !message->is_posted;
 }

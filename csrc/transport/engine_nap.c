@@ -1,4 +1,4 @@
-/* The naps of the background thread. It reads hints about callers without a lock. */
+/* The naps of the background thread, which reads hints about callers without a lock. */
 #include "transport/engine_internal.h"
 
 #include "core/lock.h"
@@ -17,7 +17,7 @@ engine_nap_init(dd_engine *engine)
     dd_cond_init(&engine->nap);
 }
 
-/* ---- callers */
+/* ---- called by callers' threads */
 
 void
 dd_engine_set_prompt_locked(dd_engine *engine, bool is_wanted)
@@ -32,7 +32,7 @@ engine_note_undriven(dd_engine *engine)
     atomic_store(&engine->is_driven, false);
 }
 
-/* End a long nap (nap_once) that began while the caller drove, if prompt answers are wanted. */
+/* End a long nap that began while the caller drove (nap_once), if prompt answers are wanted. */
 void
 engine_cut_nap_short(dd_engine *engine)
 {
@@ -44,10 +44,10 @@ engine_cut_nap_short(dd_engine *engine)
     }
 }
 
-/* ---- the thread */
+/* ---- called by the background thread */
 
-/* Nap once. Requires nap_mu. Sets is_napping_long before it reads is_driven, so that a caller that
- * stops driving sees is_napping_long. */
+/* Nap once. nap_mu must be held. Sets is_napping_long before reading is_driven, so that a caller
+ * that stops driving (after clearing is_driven) sees the flag. */
 static void
 nap_once(dd_engine *engine, bool is_long)
 {

@@ -1,13 +1,13 @@
-/* One round of driving: lanes, tasks, deadlines, lost peers. */
+/* One round of driving: lanes, tasks, timers, and peers that are lost. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
 #include "core/system.h"
 
-/* Number of rounds between two calls of epoll. */
+/* Number of rounds of driving between two calls of epoll_wait. */
 #define ROUNDS_PER_EPOLL_SHM 256u
 #define ROUNDS_PER_EPOLL_TCP 8u
-/* With at most this many sockets, read all of them without waiting for an event from epoll. */
+/* Maximum number of sockets that are read without waiting for an event from epoll. */
 #define TCP_DIRECT_MAX 8u
 #define EVENTS_MAX 32
 
@@ -53,15 +53,15 @@ progress_tasks(dd_engine *engine)
     return is_progress;
 }
 
-/* ---- the end of a peer that has broken the protocol */
+/* ---- farewells: reporting the reason to a peer that broke the protocol */
 
-/* Time for which the link of a peer that broke the protocol stays open if the peer does not read
- * the reason, and interval of checking that. */
+/* Maximum time that the link of a peer that broke the protocol stays open while the peer does not
+ * read the reason; and the interval of checking whether it has. */
 #define FAREWELL_NS (200 * DD_NS_PER_MS)
 #define FAREWELL_CHECK_NS (1 * DD_NS_PER_MS)
 
-/* Return true if everything posted to the peer has left this process or, with `is_sure`, has
- * arrived at the peer's host. */
+/* Return true if all data posted to the peer has left this process or, with `is_sure`, has arrived
+ * at the peer's host. */
 static bool
 has_sent_all(const dd_peer *peer, bool is_sure)
 {
@@ -75,8 +75,8 @@ start_farewell_timer(dd_peer *peer)
     dd_engine_start_timer_locked(peer->engine, &peer->timer, dd_deadline_after(FAREWELL_CHECK_NS));
 }
 
-/* Close the link once the peer has the reason. Earlier, closing with unread input of the peer would
- * reset the connection, and the reset could overtake the reason. */
+/* Close the link of a peer that broke the protocol once it has the reason. If the link were closed
+ * earlier, with unread input, the connection would be reset, and the reset could overtake it. */
 static void
 on_farewell_due(dd_timer *timer)
 {
@@ -89,8 +89,8 @@ on_farewell_due(dd_timer *timer)
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 
-/* Begin to send a breaking peer the reason (a farewell). Returns false if nothing is left to send:
- * the peer needs no reason, cannot receive it, or has it. */
+/* Begin to send a breaking peer the reason (a farewell). Returns false if there is nothing to wait
+ * for: the peer needs no reason, cannot receive it, or already has it. */
 static bool
 begin_farewell(dd_peer *peer)
 {
@@ -121,7 +121,7 @@ engine_run_timers(dd_engine *engine, int64_t now_ns)
     return dd_timer_set_next_ns(&engine->timers);
 }
 
-/* ---- rounds */
+/* ---- polling and events */
 
 static bool
 poll_shm_lanes(dd_engine *engine)
@@ -139,7 +139,7 @@ poll_shm_lanes(dd_engine *engine)
     return is_progress;
 }
 
-/* Poll only sockets that expect data, and only a few sockets: each poll is a system call. */
+/* Poll only sockets that expect data, and only if there are few: each poll is a system call. */
 static bool
 poll_tcp_lanes(dd_engine *engine)
 {
@@ -167,11 +167,11 @@ round_watch(dd_lane *lane, uint32_t events)
     if (lane->watched != events) {
         struct epoll_event event = {.events = events, .data.ptr = lane};
         int rc = dd_sys_epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
-        lane->watched = rc == 0 ? events : lane->watched; /* on failure, requested again later */
+        lane->watched = rc == 0 ? events : lane->watched; /* if it failed, a later call retries */
     }
 }
 
-/* Break a lane whose socket has failed, or has ended and all data in the rings was read. */
+/* Break a lane whose socket has failed, or has ended with all data in the rings read. */
 static void
 on_stream_end(dd_lane *lane, dd_io io)
 {
@@ -230,7 +230,7 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
-/* Enough rounds for all connections, and for a full ring or socket while the peer still sends. */
+/* Numbers of rounds that suffice for all connections, and for a full ring or socket in use. */
 #define RECEIVE_EVENTS_ROUNDS 64
 #define RECEIVE_LANE_ROUNDS 4
 
@@ -269,17 +269,17 @@ engine_receive_all(dd_engine *engine)
         (void)engine_handle_events(engine, events, nevents);
     }
     receive_all(engine);
-    engine_notify_rung(engine); /* a process may have written there, and ended without a ring */
+    engine_notify_rung(engine); /* a process may write to shared memory and end without a ring */
 }
 
-/* ---- losing peers */
+/* ---- peers that are lost */
 
 static void
 lose_peer(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    /* Handle frames that the peer sent before its end. Read lane 0 last: a farewell on it was sent
-     * after the data on other lanes. */
+    /* Handle frames that the peer sent before its end. Read lane 0 last: a farewell on lane 0 was
+     * sent after the data on the other lanes. */
     for (int i = peer->nlanes - 1; i >= 0; i--) {
         for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
              rounds++) {
@@ -314,8 +314,8 @@ lose_peer(dd_peer *peer)
     peer_reap(peer);
 }
 
-/* Return the peer to lose first. If a peer left because another was lost, the lost one comes first
- * in all groups, even in groups where no rank has reported it. */
+/* Return the breaking peer that must be lost first. If a peer left because another peer was lost,
+ * the lost peer comes first, even in groups where no rank has reported it. */
 static dd_peer *
 first_lost(const dd_engine *engine)
 {
@@ -334,8 +334,8 @@ engine_end_broken_peers(dd_engine *engine)
     if (dd_list_is_empty(&engine->breaking)) {
         return;
     }
-    /* Read all reports first: a peer may have left because another peer was lost, and have reported
-     * that before; ranks that are alive may also have reported it. */
+    /* Read all input first, since it may have reports: a peer may have left because another peer
+     * was lost, and reported that before; and running ranks may have reported it too. */
     engine_receive_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);
@@ -346,13 +346,13 @@ engine_end_broken_peers(dd_engine *engine)
     }
 }
 
-/* ---- failure notices */
+/* ---- failure notices to peers */
 
 static bool
 is_notified(const dd_peer *peer)
 {
     if (peer->state != PEER_CONNECTED) {
-        /* While a link is being made, the notice waits for it. */
+        /* If a link is being created, the notice must wait for the link. */
         return peer->state != PEER_DIALLING && peer->state != PEER_ACCEPTING;
     }
     return has_sent_all(peer, false);
@@ -371,7 +371,7 @@ engine_is_notifying(dd_engine *engine)
     return is_any;
 }
 
-/* ---- a round of everything */
+/* ---- one complete round */
 
 static bool
 poll_epoll(dd_engine *engine)
@@ -402,8 +402,8 @@ engine_run_round(dd_engine *engine)
         is_progress = true;
     }
     engine_end_broken_peers(engine);
-    /* Notify owners before the tasks run: tasks decide about ranks that have left, whose last
-     * messages must have been handled by then. */
+    /* Notify owners before the tasks run: tasks decide about ranks that have left, and the last
+     * messages of such ranks must have been handled first. */
     engine_notify_done(engine);
     if (!dd_list_is_empty(&engine->tasks)) {
         is_progress = progress_tasks(engine) || is_progress;

@@ -75,7 +75,7 @@ dd_frame_header_nbytes(uint8_t first)
     return first == MAGIC_SHORT ? DD_FRAME_SHORT_NBYTES : DD_FRAME_NBYTES;
 }
 
-/* Decode a short header. Returns false if its signature is invalid. */
+/* Decode a short header. Returns false if the signature in it is invalid. */
 static bool
 read_short(const uint8_t *in, dd_frame *frame)
 {
@@ -103,7 +103,7 @@ read_short(const uint8_t *in, dd_frame *frame)
     return true;
 }
 
-/* Return a description of the first fault in a frame of a known type; NULL if there is none. */
+/* Return a description of the first invalid field of a frame whose type is known; NULL if valid. */
 static const char *
 frame_find_fault(const dd_frame *frame)
 {

@@ -1,10 +1,10 @@
 /* Links over shared memory. Two rings, one per direction, are in memory that both processes map.
- * Each ring has one writer and one reader, and carries bytes in order. Moving bytes costs no system
+ * Each ring has one writer and one reader, and carries bytes in order. Moving bytes needs no system
  * call: the reader polls while the writer is busy. Before it stops polling, the reader marks itself
- * asleep; a writer that finds the mark sends a bell, a byte on the Unix socket beside the rings. A
- * reader likewise rings for a writer that waits for room. The memory is a sealed memfd, which
- * leaves no name behind and cannot shrink. An invalid position from the peer is an error, and never
- * leads to an access out of bounds. */
+ * asleep; a writer that finds the mark sends a bell, a byte on the Unix socket beside the rings. In
+ * the same way, a reader rings for a writer that waits for room. The memory is a sealed memfd,
+ * which leaves no name behind and cannot shrink. An invalid position from the peer is an error, and
+ * never leads to an access out of bounds. */
 #include "transport/link.h"
 
 #include "core/clock.h"
@@ -24,39 +24,39 @@
 /* The byte of a bell. After the handshake the socket carries only bells; several count as one. */
 #define BELL 'b'
 
-/* Step of publishing written bytes, so that writer and reader copy in parallel. */
+/* Number of bytes after which the writer publishes, so that writer and reader copy in parallel. */
 #define PUBLISH_BYTES ((size_t)32768)
 
-/* Size of the smallest read whose duration is measured. */
+/* Size of the smallest read whose duration is measured, in bytes. */
 #define JUDGED_MIN_BYTES ((size_t)8192)
-/* Size of the smallest write that may bypass the writer's caches. */
+/* Size of the smallest write that may bypass the writer's caches, in bytes. */
 #define PAST_MIN_BYTES ((size_t)4096)
 
-/* Number of bytes per read of the socket. */
+/* Maximum number of bytes per read of the socket. */
 #define SOCKET_BATCH 256
 
 #define HEADER_BYTES ((size_t)4096)
 
-/* Start of a ring in shared memory. Writer and reader write words in different cache lines. */
+/* Head of a ring in shared memory. Writer and reader store to different cache lines. */
 typedef struct ring_words {
-    /* written by the writer: number of bytes written so far */
+    /* stored by the writer: number of bytes written so far */
     _Alignas(64) _Atomic uint64_t written;
-    dd_park_bits writer;                /* set while the writer waits for room */
-    _Alignas(64) _Atomic uint64_t read; /* written by the reader: number of bytes read so far */
-    _Alignas(64) dd_park_bits reader;   /* set while the reader waits for bytes */
-    /* Hint from the reader: not 0 if it reads faster when the writer bypasses the writer's
+    dd_park_bits writer;                /* mark of a writer that waits for room */
+    _Alignas(64) _Atomic uint64_t read; /* stored by the reader: number of bytes read so far */
+    _Alignas(64) dd_park_bits reader;   /* mark of a reader that waits for bytes */
+    /* Hint by the reader: not 0 if reads are faster when the writer bypasses the writer's
      * caches. */
     _Atomic uint32_t is_past_wanted;
 } ring_words;
 
-/* One side's view of a ring. Reads the other side's position only if the known one is used up. */
+/* One side's state of a ring. The other side's position is read only when `known` is used up. */
 typedef struct shm_ring {
-    ring_words *shared;  /* NULL if closed; the ring's bytes begin HEADER_BYTES after it */
+    ring_words *shared;  /* NULL if closed; the ring's bytes follow after HEADER_BYTES */
     size_t size;         /* size of the ring in bytes, a power of two */
-    uint64_t position;   /* this side's position: the next byte to read or write */
-    uint64_t known;      /* the other side's position when last read */
-    bool is_unfenced;    /* reader: true if it freed room since its last fence (ring_for_room) */
-    bool is_asleep;      /* reader: true while its mark is set */
+    uint64_t position;   /* position of this side: the next byte to read or write */
+    uint64_t known;      /* position of the other side, as last read */
+    bool is_unfenced;    /* reader: true if room was freed since its last fence */
+    bool is_asleep;      /* reader: true while its mark is set in shared->reader */
     dd_copy_trial trial; /* reader: compares the writer's two ways of copying */
 } shm_ring;
 
@@ -64,9 +64,9 @@ typedef struct shm_link {
     dd_link base;
     shm_ring in;
     shm_ring out;
-    bool is_ended;  /* true once the socket has ended: in.known is the end of the input */
+    bool is_ended;  /* true once the socket has ended; in.known is then the end of input */
     bool is_broken; /* true if the peer broke the protocol, or the socket failed */
-    int sys_errno;  /* errno of the failure, if is_broken */
+    int sys_errno;  /* errno of the failure, if is_broken is true */
 } shm_link;
 
 static size_t
@@ -75,9 +75,9 @@ smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* ---- the rings */
+/* ---- positions in the rings */
 
-/* Return the contiguous bytes at this side's position, of `count` bytes that are free or filled. */
+/* Return the address of this side's position. Of `count` bytes from there, *len are contiguous. */
 static uint8_t *
 run_at(const shm_ring *ring, uint64_t count, size_t *len)
 {
@@ -86,13 +86,13 @@ run_at(const shm_ring *ring, uint64_t count, size_t *len)
     return (uint8_t *)ring->shared + HEADER_BYTES + start;
 }
 
-/* For the writer: return the place of the next bytes. *len is 0 if the ring is full. Returns NULL
+/* For the writer: return where to write the next bytes. *len is 0 if the ring is full. Returns NULL
  * if the reader's position is invalid. */
 static uint8_t *
 free_run(shm_ring *ring, size_t *len)
 {
     if (ring->position - ring->known >= ring->size) {
-        /* Acquire: the reader has finished reading the bytes that its position covers. */
+        /* Acquire: the reader has finished reading the bytes before its position. */
         ring->known = atomic_load_explicit(&ring->shared->read, memory_order_acquire);
     }
     uint64_t used = ring->position - ring->known;
@@ -100,14 +100,14 @@ free_run(shm_ring *ring, size_t *len)
 }
 
 /* For the reader: return the next bytes. *len is 0 if there are none. Returns NULL if the writer's
- * position is invalid. With `is_limited`, after the end of the stream, stops at the known position,
- * since the peer can still write to the ring. */
+ * position is invalid. With `is_limited`, after the end of the stream, do not read the writer's
+ * position again, since the peer can still write to the ring. */
 static uint8_t *
 filled_run(shm_ring *ring, bool is_limited, size_t *len)
 {
     uint64_t count = ring->known - ring->position;
     if ((count == 0 || count > ring->size) && !is_limited) {
-        /* Acquire: bytes are visible before the position that covers them. */
+        /* Acquire: the bytes before the writer's position are visible. */
         ring->known = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
         count = ring->known - ring->position;
     }
@@ -117,13 +117,13 @@ filled_run(shm_ring *ring, bool is_limited, size_t *len)
 static void
 wake_up(shm_ring *in)
 {
-    if (in->is_asleep) { /* clear the mark, to save the writer needless bells */
+    if (in->is_asleep) { /* clear the mark, so that the writer sends no needless bell */
         in->is_asleep = false;
         (void)dd_park_take(&in->shared->reader, DD_PARK_SOLE);
     }
 }
 
-/* Mark the reader as asleep. Returns false if bytes have arrived. */
+/* Mark the reader as asleep. Returns false, without the mark, if bytes have arrived. */
 static bool
 reader_falls_asleep(shm_ring *in)
 {
@@ -135,7 +135,7 @@ reader_falls_asleep(shm_ring *in)
     return in->is_asleep;
 }
 
-/* Mark the writer as waiting. Returns false if there is room. */
+/* Mark the writer as waiting for room. Returns false, without the mark, if there is room. */
 static bool
 writer_waits_for_room(shm_ring *out)
 {
@@ -158,10 +158,10 @@ shm_fail(shm_link *self, int sys_errno)
     return DD_IO_FAILED;
 }
 
-/* ---- the socket */
+/* ---- the socket beside the rings */
 
-/* Send a bell. A full socket has unread bells, which wake the peer. The end of the stream is
- * ignored here: reads detect it, after everything that was sent before it. */
+/* Send a bell. A full socket contains unread bells, which suffice. The end of the stream is
+ * ignored: reads detect it after all bytes that were sent before the end. */
 static void
 send_bell(shm_link *self)
 {
@@ -216,12 +216,12 @@ shm_on_event(dd_link *link)
     return self->is_ended || io == DD_IO_CLOSED ? note_end(self) : DD_IO_OK;
 }
 
-/* ---- bytes */
+/* ---- sending and receiving bytes */
 
 static void
 publish(shm_link *self)
 {
-    /* Release: pairs with the acquire in filled_run. */
+    /* Release: the reader's acquire in filled_run then sees the bytes. */
     atomic_store_explicit(&self->out.shared->written, self->out.position, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
     if (dd_park_take(&self->out.shared->reader, DD_PARK_SOLE)) {
@@ -240,7 +240,7 @@ copy_in(const shm_ring *out, uint8_t *run, const uint8_t *data, size_t nbytes)
     }
 }
 
-/* Copy as much of a part as there is room for. `unpublished`: bytes not visible to the reader. */
+/* Copy as much of a part as there is room for. *unpublished: bytes not visible to the reader. */
 static bool
 write_part(shm_link *self, const uint8_t *data, size_t nbytes, size_t *unpublished, size_t *written)
 {
@@ -273,7 +273,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     }
     size_t total = 0;
     size_t unpublished = 0;
-    /* Write at most one ring per call: if the reader keeps pace there is always room, and the
+    /* Write at most a ring's size per call: if the reader keeps pace there is always room, but the
      * caller has other work to do. */
     for (int i = 0; i < nparts && total < self->out.size; i++) {
         size_t written = 0;
@@ -296,7 +296,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return DD_IO_OK;
 }
 
-/* No data is lost: the ring outlives the process that wrote it. */
+/* No data can be lost: the ring outlives the process that wrote to it. */
 static size_t
 shm_count_lost(dd_link *link, unsigned *nresends)
 {
@@ -313,13 +313,13 @@ shm_has_left(dd_link *link, bool is_sure)
     return true;
 }
 
-/* Send a bell if the writer waits for room. The cheap check may miss a writer that is about to
- * wait; with `is_sure`, when everything has been read, the check misses none. */
+/* Send a bell if the writer waits for room. Without `is_sure`, the cheap check may miss a writer
+ * that is about to wait. With `is_sure`, which is for an empty ring, it misses none. */
 static void
 ring_for_room(shm_link *self, bool is_sure)
 {
     if (is_sure && self->in.is_unfenced) {
-        /* Fence only once the ring is empty: before that, a later read repeats the check. */
+        /* A fence is needed only once the ring is empty: until then, a later read checks again. */
         atomic_thread_fence(memory_order_seq_cst);
         self->in.is_unfenced = false;
     }
@@ -328,8 +328,8 @@ ring_for_room(shm_link *self, bool is_sure)
     }
 }
 
-/* Copy from the ring and measure the time, to choose how the writer copies: that choice affects the
- * reader most. Each way is used for a whole ring before its copies count. */
+/* Copy from the ring and measure the time, to choose how the writer copies: the choice affects the
+ * reader most. Each way is used for a whole ring before its copies are measured. */
 static void
 copy_out(shm_ring *in, uint8_t *data, const uint8_t *run, size_t nbytes)
 {
@@ -372,7 +372,7 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
         size_t step = smaller(smaller(nbytes - total, count), PUBLISH_BYTES);
         copy_out(&self->in, (uint8_t *)data + total, run, step);
         self->in.position += step;
-        /* Release: the bytes have been copied before the writer may overwrite them. */
+        /* Release: the bytes are copied before the writer can overwrite them. */
         atomic_store_explicit(&self->in.shared->read, self->in.position, memory_order_release);
         self->in.is_unfenced = true;
         total += step;
@@ -393,21 +393,21 @@ shm_fall_asleep(dd_link *link, bool wants_room)
     if (self->is_broken || self->is_ended || !reader_falls_asleep(&self->in)) {
         return false;
     }
-    /* Everything is read, but the last check may have preceded the writer's wait. */
+    /* The ring is empty, but the last check may have preceded the writer's wait for room. */
     ring_for_room(self, true);
     return !wants_room || writer_waits_for_room(&self->out);
 }
 
-/* ---- life */
+/* ---- opening and closing */
 
-/* Size of the memory, in which the two rings are adjacent. */
+/* Size of the memory in bytes. It contains two adjacent rings. */
 static size_t
 memory_nbytes(size_t size)
 {
     return 2 * (HEADER_BYTES + size);
 }
 
-/* Map the rings. The side that offers them reads from the first ring. */
+/* Map the rings. The side that offers the memory reads from the first ring. */
 static dd_status
 map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
 {
@@ -415,7 +415,7 @@ map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of a ring of %zu bytes failed", size);
     }
-    /* Forked children do not inherit the mapping. */
+    /* The mapping must not be inherited by forked children. */
     (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
     shm_ring *first = is_offering ? &self->in : &self->out;
     shm_ring *second = is_offering ? &self->out : &self->in;
@@ -438,8 +438,8 @@ shm_destroy(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
     bool is_forked = link->generation != dd_fork_generation();
-    /* In a forked child, the descriptors are closed and the rings unmapped already: numbers and
-     * addresses may have been reused. */
+    /* In a forked child, the descriptor is closed and the rings are unmapped already, so the number
+     * and the addresses may have been reused. */
     if (!is_forked) {
         unmap_rings(self);
         dd_sock_close(self->base.fd);
@@ -458,8 +458,8 @@ static const dd_link_ops shm_ops = {
     .destroy = shm_destroy,
 };
 
-/* ---- opening: one side offers the rings (a magic number, the size of each, the descriptor), and
- * the other answers with one byte whether it has mapped them */
+/* ---- the offer: one side sends the rings (a magic number, the size of a ring, the descriptor),
+ * and the other side answers with one byte whether it has mapped them */
 
 #define OFFER_BYTES 16
 #define OFFER_MAGIC "ddring02"
@@ -489,7 +489,7 @@ send_offer(int fd, uint64_t size, int ring_fd, dd_error *err)
     uint8_t offer[OFFER_BYTES] = OFFER_MAGIC;
     memcpy(offer + 8, &size, sizeof size);
     size_t moved = 0;
-    /* These are the first bytes on the socket after the handshake, so it has room for them. */
+    /* The socket has room: these are the first bytes after the handshake. */
     dd_io io = dd_sock_try_send_fd(fd, NULL, offer, sizeof offer, ring_fd, &moved);
     if (io == DD_IO_OK && moved == sizeof offer) {
         return DD_OK;

@@ -27,9 +27,9 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return dd_sock_try_send_parts(link->fd, parts, nparts, moved);
 }
 
-/* Check for unsent data; with `is_sure`, also for unacknowledged data. If a process ends with
- * unread input, or receives input after its end, its connection is reset: data that waits for the
- * receiver's window, or must be resent, is lost. */
+/* Check for unsent data; with `is_sure`, also for data that is not acknowledged. If a process ends
+ * with unread input, or receives input after its end, its connection is reset, and data that waits
+ * for the receiver's window or must be resent is lost. */
 static bool
 tcp_has_left(dd_link *link, bool is_sure)
 {
@@ -37,9 +37,9 @@ tcp_has_left(dd_link *link, bool is_sure)
     return dd_sys_ioctl(link->fd, is_sure ? SIOCOUTQ : SIOCOUTQNSD, &nbytes) != 0 || nbytes == 0;
 }
 
-/* Data may be lost in the network, or dropped by this host's interface. In the second case, nothing
- * is in flight although the receiver has room, and the congestion state (CWR) shows a failed
- * handover to the interface. */
+/* Count data that the network loses, or that this host's interface drops. In the second case,
+ * nothing is in flight although the receiver has room, and the congestion state CWR shows that
+ * passing data to the interface failed. */
 static size_t
 tcp_count_lost(dd_link *link, unsigned *nresends)
 {

@@ -7,14 +7,14 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Error of a failed message if there is no memory for its own error. */
+/* Error of a failed message for which no memory for an error was available. */
 static const dd_error no_memory_error = {
     .code = DD_OUT_OF_MEMORY,
     .blamed = {.rank = -1},
     .message = "out of memory while reporting a failed message",
 };
 
-/* ---- ends of messages */
+/* ---- ending messages */
 
 void
 message_unpost(dd_message *message)
@@ -133,9 +133,9 @@ dd_context_notify_success_locked(dd_message *message)
     return has_succeeded;
 }
 
-/* ---- messages that do not fit each other */
+/* ---- messages that do not fit the other side's message */
 
-/* End a P2P message, a send or a receive, whose other side has another dtype. */
+/* End a P2P message because the other side's message has another dtype. */
 static void
 fail_dtype(dd_message *message, const dd_signature *peer_signature)
 {

@@ -12,21 +12,21 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
-/* Dial again if a dial has taken longer than this when a new endpoint arrives. The dial may go to
- * closed ports, or into a network that was cut: the system retries after 1, 3, 7 and 15 s, even if
- * packets get through earlier. */
+/* When a new endpoint arrives, dial again if the dial in progress is older than this. That dial may
+ * go to closed ports, or into a network that was cut: the system retries only after 1, 3, 7 and 15
+ * s, even if packets get through earlier. */
 #define PROMPT_NS (1 * DD_NS_PER_S)
-#define GRACE_NS (200 * DD_NS_PER_MS) /* how long lane 0 may outlive another lane */
+#define GRACE_NS (200 * DD_NS_PER_MS) /* maximum time from another lane's end to lane 0's */
 #define EARLY_HELD_NS (60 * DD_NS_PER_S)
-/* Time for which dd_engine_check_links_locked reports a failure; all ranks know of it earlier. */
+/* Time that dd_engine_check_links_locked reports a failure; all ranks know the failure earlier. */
 #define SHORTAGE_COUNTS_NS (5 * DD_NS_PER_S)
 
-/* Error of a lost peer if there is no memory for its own error. */
+/* Error of a lost peer for which no memory for an error was available. */
 static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
                                    .blamed = {.rank = -1},
                                    .message = "the connection broke, and no memory is left for the reason"};
 
-/* Allocate a peer, without adding it to engine->peers. */
+/* Allocate a peer that is not in engine->peers yet. */
 static dd_status
 make_peer(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
 {
@@ -145,7 +145,7 @@ peer_reap(dd_peer *peer)
     }
     bool has_early = !dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->held_aborts);
     if (has_early && !peer->is_replaced) {
-        /* Keep the peer's frames for contexts that are not open yet. */
+        /* Keep the frames for contexts that are not open yet, for a limited time. */
         if (!dd_timer_is_set(&peer->timer)) {
             peer_start_timer(peer, EARLY_HELD_NS);
         }
@@ -154,7 +154,7 @@ peer_reap(dd_peer *peer)
     peer_destroy(peer);
 }
 
-/* Return true if the process is known to have ended; never for a process of another host. */
+/* Return true if the peer's process is on this host and has ended. */
 static bool
 peer_has_ended(const dd_peer *peer)
 {
@@ -199,7 +199,7 @@ peer_dial(dd_peer *peer, int lane, uint64_t number, int64_t deadline_ns, dd_erro
                              err);
 }
 
-/* Dial lane 0. An earlier dial counts no longer, except for a link that it makes. */
+/* Dial lane 0. Any earlier dial no longer counts, except that a link it creates is used. */
 static dd_status
 dial_first_lane(dd_peer *peer, dd_error *err)
 {
@@ -215,7 +215,7 @@ dial_first_lane(dd_peer *peer, dd_error *err)
 dd_status
 peer_set_endpoint(dd_peer *peer, const dd_endpoint *endpoint, dd_bytes published, dd_error *err)
 {
-    /* The new endpoint may have ports that were opened since the last one. */
+    /* The new endpoint may have ports that were opened after the last endpoint was encoded. */
     dd_status status = dd_blob_assign(&peer->published, published, err);
     if (status == DD_OK && peer->state == PEER_DIALLING && dd_clock_now_ns() - peer->dialled_ns > PROMPT_NS) {
         status = dial_first_lane(peer, err);
@@ -291,7 +291,7 @@ dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
     return false;
 }
 
-/* ---- connecting */
+/* ---- connecting to peers */
 
 void
 dd_peer_connect_locked(dd_peer *peer)
@@ -350,7 +350,7 @@ engine_note_link_failure(dd_engine *engine, int sys_errno)
     engine->link_failed_ns = dd_clock_now_ns();
 }
 
-/* ---- breaking */
+/* ---- breaking peers */
 
 void
 peer_break(dd_peer *peer, const dd_error *error)
@@ -376,7 +376,7 @@ lane_break(dd_lane *lane, const dd_error *error)
         peer_break(peer, error);
         return;
     }
-    /* Wait: lane 0 may still bring the reason. */
+    /* Wait for lane 0, on which the peer may still send the reason. */
     if (!dd_timer_is_set(&peer->timer)) {
         peer_start_timer(peer, GRACE_NS);
     }
@@ -453,8 +453,8 @@ lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
     if (io == DD_IO_FAILED) {
         (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
         if (!lane->peer->is_endpoint_known && dd_error_is_local(&error)) {
-            /* The peer's group uses this link and will abort. This process's dials to the peer
-             * would then fail without a reason, so record the reason now. */
+            /* The peer's group uses this link and will abort, and then this process's dials to the
+             * peer would fail without a reason: record the reason now. */
             engine_note_link_failure(lane->peer->engine, error.sys_errno);
         }
     } else if (io == DD_IO_FORGED) {

@@ -1,4 +1,4 @@
-/* New links: the engine's handler for the connector. */
+/* New links: the handler that the engine passes to the connector. */
 #include "transport/engine_internal.h"
 
 #include "core/assert.h"
@@ -8,8 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Limit of links with processes whose endpoints are unknown. They may have read this process's endpoint in
- * a meeting, or be unrelated. Further such processes receive BUSY until their endpoints are known. */
+/* Limit of links with processes whose endpoints are unknown: they may have this process's endpoint
+ * from a meeting, or be unrelated. More processes receive BUSY until endpoints are known. */
 #define UNKNOWN_MAX 64
 
 static unsigned
@@ -32,7 +32,7 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
                                                 peer_create(engine, uid, &peer, NULL) != DD_OK))) {
         return false;
     }
-    /* If both processes dial, the smaller uid's dial makes the link, and the other waits. */
+    /* If both processes dial, the dial of the smaller uid creates the link; the other one waits. */
     bool is_peer_first = memcmp(uid, &engine->endpoint.uid, sizeof *uid) < 0;
     if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_peer_first))) {
         return false;
@@ -51,7 +51,7 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_accepted;
 }
 
-/* An accepted link failed. If a link is wanted, dial, so that this process learns the outcome. */
+/* An accepted link could not be created. If a link is wanted, dial, to learn the outcome. */
 void
 engine_on_accept_failed(void *ctx, const dd_uid *uid)
 {
@@ -119,7 +119,7 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
     }
 }
 
-/* Find the peer of a new link. For lane 0, create the peer if there is none, or replace a lost one.
+/* Find the peer of a new link. For lane 0, also create a missing peer, or replace a lost peer.
  * Returns NULL if the link must be closed. */
 static dd_peer *
 find_taker(dd_engine *engine, const dd_uid *uid, int lane)
@@ -131,7 +131,7 @@ find_taker(dd_engine *engine, const dd_uid *uid, int lane)
     if (lane == 0 && peer == NULL) {
         (void)!peer_create(engine, uid, &peer, NULL);
     } else if (lane == 0 && (peer->state == PEER_LOST || peer->is_breaking)) {
-        /* The other side has accepted the link, for a group that is being created. */
+        /* The other side has accepted the link for a group that is being created. */
         (void)!peer_replace(&peer, NULL);
     }
     return peer;
@@ -161,9 +161,9 @@ engine_on_accepted(void *ctx, const dd_uid *uid, int lane, dd_link *stream)
     dd_engine_unlock(engine);
 }
 
-/* ---- dials */
+/* ---- dials of this process */
 
-/* Handle the end of a dial. Returns the peer, or NULL if the dial does not count. */
+/* Handle the end of a dial. Returns its peer, or NULL if the dial no longer counts. */
 static dd_peer *
 end_dial(dd_engine *engine, const dd_uid *uid, int lane, uint64_t dial)
 {
@@ -191,7 +191,7 @@ engine_wants_dial(void *ctx, const dd_uid *uid, uint64_t dial, bool is_busy)
     bool is_wanted = peer != NULL && peer->state == PEER_DIALLING && peer->dial == dial;
     dd_error accept_error;
     if (is_wanted && is_busy && dd_engine_check_accepting_locked(engine, &accept_error) != DD_OK) {
-        /* The peer is busy with its own dial, which this process cannot accept. */
+        /* The peer is busy with its own dial, but this process cannot accept that dial. */
         peer_break(peer, &accept_error);
         engine_wake(engine);
         is_wanted = false;

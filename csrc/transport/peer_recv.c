@@ -1,15 +1,15 @@
-/* Input. Headers and small payloads are read into the lane's buffer, large payloads directly into
- * their destination. */
+/* Input from links. Headers and small payloads are read into the lane's buffer, large payloads
+ * directly to their destination. */
 #include "transport/engine_internal.h"
 
 #include <string.h>
 
-/* Limit of bytes read per lane and round, so that other lanes are also served. */
+/* Limit of bytes that are read per lane and round, so that other lanes are served too. */
 #define ROUND_NBYTES ((size_t)2 << 20)
-/* Payloads of this size or more are read without the buffer. */
+/* Size of the smallest payload that is read without the buffer, in bytes. */
 #define DIRECT_NBYTES ((size_t)1024)
 
-/* Create a held entry for a frame. Returns NULL if there is no room; then the peer breaks. */
+/* Create a held entry for a frame. Returns NULL if there is no room: the peer then breaks. */
 static held *
 take_held(dd_lane *lane, const dd_frame *frame)
 {
@@ -27,7 +27,7 @@ take_held(dd_lane *lane, const dd_frame *frame)
     return entry;
 }
 
-/* ---- messages */
+/* ---- frames of messages */
 
 static dd_context *
 find_context(dd_lane *lane, const dd_frame *frame)
@@ -38,7 +38,7 @@ find_context(dd_lane *lane, const dd_frame *frame)
     }
     dd_context *found = engine_find_context(lane->peer->engine, frame->context, frame->target);
     if (found != NULL && context_knows_predecessor(found, frame, lane->peer)) {
-        return NULL; /* not cached: on closing, it would not clear this lane's cache */
+        return NULL; /* must not be cached: closing this context would not clear the cache */
     }
     lane->cached = found;
     return found;
@@ -85,12 +85,12 @@ on_message(dd_lane *lane, const dd_frame *frame)
         entry->is_notified = context != NULL;
         if (frame->type == DD_FRAME_RTS) {
             engine_deliver(entry);
-        } else { /* delivered once its payload is complete */
+        } else { /* finish_payload delivers the entry */
             lane->collected = entry;
             lane->destination = entry->data;
         }
     } else if (context_check_fit(recv, frame, peer) != 0) {
-        /* The receive has ended; the payload is dropped. */
+        /* The receive has ended with an error, so the payload is dropped. */
     } else if (frame->type == DD_FRAME_RTS) {
         context_begin_rendezvous(recv, frame, peer);
     } else {
@@ -101,7 +101,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
     }
 }
 
-/* Find the receive with a rendezvous id; NULL if it was cancelled or never existed. */
+/* Find the receive of the message `id`. Returns NULL if it was cancelled or never existed. */
 static dd_message *
 find_receiving(const dd_peer *peer, uint64_t id)
 {
@@ -123,7 +123,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
         peer_protocol_error(peer, "data of unknown message: got %llu, expected 1 to %llu",
                             (unsigned long long)frame->id, (unsigned long long)peer->last_rts_id);
     } else if (recv != NULL &&
-               /* `received` is the announced size: a limit for the data of all lanes together. */
+               /* `received` is the announced size, which limits the data of all lanes together. */
                (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut)) {
         peer_protocol_error(peer, "data out of range: got %llu bytes at %llu, expected at most %zu in all",
                             (unsigned long long)frame->payload, (unsigned long long)frame->offset,
@@ -135,7 +135,7 @@ on_data(dd_lane *lane, const dd_frame *frame)
     }
 }
 
-/* Handle the cancellation of a message by its sender. */
+/* Handle CANCEL: the sender has cancelled a message. */
 static void
 on_cancel(dd_lane *lane, const dd_frame *frame)
 {
@@ -166,7 +166,7 @@ on_bye(dd_lane *lane)
     peer_break(peer, &error);
 }
 
-/* Handle ABORT, QUESTION, ANSWER or GOODBYE, whose payload is in the buffer. */
+/* Handle ABORT, QUESTION, ANSWER or GOODBYE. Its payload must be in the buffer. */
 static void
 on_control(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 {
@@ -232,7 +232,7 @@ on_first_lane_frame(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
     }
 }
 
-/* Handle the end of a payload. */
+/* Handle the end of a frame's payload. */
 static void
 finish_payload(dd_lane *lane)
 {
@@ -265,16 +265,16 @@ has_header(const dd_lane *lane)
     return available > 0 && available >= dd_frame_header_nbytes(lane->buf[lane->begin]);
 }
 
-/* Return true if the frame can be handled: an ABORT's payload must be in the buffer. */
+/* Return true if the frame can be handled: ABORT (with a long header) needs its whole payload. */
 static bool
 is_whole(const dd_lane *lane)
 {
     return lane->frame.type != DD_FRAME_ABORT ||
-           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* a long header */
+           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload;
 }
 
-/* Return true for a GOODBYE or BYE that must wait for messages whose data may still arrive on other
- * lanes, since lanes are not ordered with each other. */
+/* Return true for a GOODBYE or BYE that must wait for data of messages on other lanes, because
+ * lanes are not ordered with each other. */
 static bool
 overtakes_data(const dd_lane *lane, const dd_frame *frame)
 {
@@ -315,7 +315,7 @@ is_postponed(const dd_lane *lane, const dd_frame *frame)
     return is_postponed;
 }
 
-/* Handle the header in the buffer. Returns false if more input is needed, or the lane has ended. */
+/* Handle the frame in the buffer. Returns false if more input is needed, or the lane has ended. */
 static bool
 parse_frame(dd_lane *lane)
 {
@@ -392,7 +392,7 @@ on_input_end(dd_lane *lane, dd_io io)
     lane_break_for_io(lane, io, "cannot receive");
 }
 
-/* Read once from the link. Returns false if there is no more input now. */
+/* Read once from the link. Returns false if there is no more input at present. */
 static bool
 read_once(dd_lane *lane, size_t *moved)
 {
@@ -434,7 +434,7 @@ lane_receive(dd_lane *lane)
 {
     size_t moved = 0;
     if (lane->is_receiving) {
-        return false; /* called by a callback of this lane (dd_engine_read_links_locked) */
+        return false; /* called from a callback of this lane (dd_engine_read_links_locked) */
     }
     lane->is_receiving = true;
     if (lane->is_blocked) {

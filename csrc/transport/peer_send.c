@@ -1,15 +1,15 @@
-/* Output: frames on lane 0 in the order of posting, fragments of large messages on all lanes. */
+/* Output: frames go to lane 0 in the order of posting, fragments of large messages to all lanes. */
 #include "transport/engine_internal.h"
 
 #include "core/mem.h"
 
 #include <string.h>
 
-/* Every frame returns credit. This much credit is returned by a frame of its own. */
+/* Any frame can return credit; from this amount of credit, a CREDIT frame returns it. */
 #define CREDIT_ALONE_NBYTES (CREDIT_NBYTES / 4)
-/* Limit of bytes written per lane and round, so that other lanes are also served. */
+/* Limit of bytes that are written per lane and round, so that other lanes are served too. */
 #define ROUND_NBYTES ((size_t)2 << 20)
-/* Size of the smallest message for which more connections are opened. */
+/* Size of the smallest message for which further lanes are opened, in bytes. */
 #define LANES_NBYTES ((size_t)4 << 20)
 
 static void
@@ -24,7 +24,7 @@ count_sent(dd_lane *lane, size_t nbytes)
     }
 }
 
-/* Stop output on a lane. Frames that the peer sent before can still be read. */
+/* Stop output on a lane. Frames that the peer has already sent can still be read. */
 static void
 kill_output(dd_lane *lane, dd_io io)
 {
@@ -35,7 +35,7 @@ kill_output(dd_lane *lane, dd_io io)
     lane->current.owned = NULL;
 }
 
-/* Return the payload of a frame; the frame must have one. */
+/* Return the payload of a frame, which must have one. */
 static uint8_t *
 payload_of(const out_frame *out)
 {
@@ -80,7 +80,7 @@ finish_current(dd_lane *lane)
     }
 }
 
-/* Write the current frame. Returns true once it is written completely. */
+/* Write the current frame. Returns true once all of it is written. */
 static bool
 write_current(dd_lane *lane, size_t *moved)
 {
@@ -104,7 +104,7 @@ write_current(dd_lane *lane, size_t *moved)
     return true;
 }
 
-/* Begin to write the lane's current frame: encode its header, with the credit that it returns. */
+/* Begin to write the lane's current frame: encode its header, with the credit it returns. */
 static void
 begin_current(dd_lane *lane)
 {
@@ -154,7 +154,7 @@ peer_pop_out(dd_peer *peer)
     return out;
 }
 
-/* Make the next frame the current one. Returns false if there is none for this lane. */
+/* Make the next frame the lane's current frame. Returns false if there is none for the lane. */
 static bool
 load_next(dd_lane *lane)
 {
@@ -206,7 +206,7 @@ lane_pump(dd_lane *lane)
     return moved > 0;
 }
 
-/* ---- posting */
+/* ---- posting frames */
 
 static bool
 queue(dd_peer *peer, const out_frame *out)
@@ -291,8 +291,8 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
     post_reply(peer, &frame, REPLY_REFUSAL, PEER_REFUSALS_MAX);
 }
 
-/* Write a frame immediately if no frame is queued before it; an unwritten rest stays the current
- * frame. Returns false if the frame must be queued. Returns true if the lane breaks. */
+/* Write a frame immediately, if no other frame is waiting. An unwritten rest stays the current
+ * frame. Returns false if the frame must be queued, true if not, even if the lane breaks. */
 static bool
 write_at_once(dd_peer *peer, const out_frame *out)
 {
@@ -309,7 +309,7 @@ write_at_once(dd_peer *peer, const out_frame *out)
     return true;
 }
 
-/* Open more connections before the first large message. */
+/* Open further lanes before the first large message is sent. */
 static void
 dial_lanes(dd_peer *peer)
 {
@@ -376,10 +376,10 @@ peer_return_credit(dd_peer *peer, size_t nbytes)
     }
 }
 
-/* ---- replies to sends */
+/* ---- answers to RTS */
 
 /* Find the send that a CTS or REFUSE answers. Returns NULL if the send was cancelled (a CANCEL
- * follows), or if the peer cannot know its id: then the peer breaks. */
+ * frame follows), or if the peer cannot know the send's id: the peer then breaks. */
 static dd_message *
 find_awaiting(dd_peer *peer, const dd_frame *frame)
 {
@@ -417,10 +417,10 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
     }
 }
 
-/* ---- cancelling */
+/* ---- cancelling sends */
 
-/* Copy the rest of a partly written frame, so that it can be finished without its message. If it
- * ends a large message, the receiver completes the message before it reads the CANCEL. */
+/* Copy the rest of a partly written frame, so that it can be finished without its message. If the
+ * frame ends a large message, the receiver completes the message before it reads the CANCEL. */
 static void
 detach_current(dd_lane *lane)
 {
@@ -437,7 +437,7 @@ detach_current(dd_lane *lane)
     current->message = NULL;
 }
 
-/* Drop the queued frame of a message. Returns false if none is queued. */
+/* Drop the queued frame of a message. Returns false if no frame of the message is queued. */
 static bool
 drop_queued(dd_peer *peer, const dd_message *message)
 {

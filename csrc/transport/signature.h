@@ -1,5 +1,5 @@
-/* The signature of an operation: the properties on which all ranks must agree. It is sent with
- * every message and stored in every arena slot. The layers above define the values
+/* The signature of an operation: the properties on which all ranks must agree. A signature is sent
+ * with every message and stored in every arena slot. The layers above define the values
  * (collective/coll.h, window/window_wire.h). In a point-to-point message, only `dtype`, `count` and
  * DD_SIGNATURE_TYPED may be set. */
 #ifndef DD_TRANSPORT_SIGNATURE_H
@@ -10,19 +10,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Flag of a point-to-point message: it has a dtype. A message without it has bytes, which match any
- * dtype. */
+/* Flag of a point-to-point message that has a dtype. A message without this flag consists of plain
+ * bytes, which match any dtype. */
 #define DD_SIGNATURE_TYPED 1u
 
-/* Signatures are compared as bytes: fields that an operation does not use must be zero. */
+/* A signature is compared bytewise, so fields that an operation does not use must be zero. */
 typedef struct dd_signature {
-    uint8_t coll;  /* a dd_coll */
+    uint8_t coll;  /* the collective, a dd_coll */
     uint8_t dtype; /* a dd_dtype */
-    uint8_t redop; /* a dd_redop for reductions; otherwise 0 */
+    uint8_t redop; /* the reduction, a dd_redop; 0 if the operation does not reduce */
     uint8_t flags; /* DD_SIGNATURE_TYPED or 0 */
     uint32_t root;
-    uint64_t count;       /* number of elements if it must be the same on all ranks; otherwise 0 */
-    uint64_t factor_bits; /* the factor of PREMUL_SUM: the bits of a double */
+    uint64_t count;       /* number of elements, if it must be the same on all ranks; else 0 */
+    uint64_t factor_bits; /* bits of the double that PREMUL_SUM multiplies by; else 0 */
 } dd_signature;
 
 /* Return the signature of a point-to-point message with `nbytes` bytes of elements of `dtype`. */
