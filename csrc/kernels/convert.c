@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* Elements of a piece that is converted by way of float32; a piece stays in the cache. */
+/* Number of elements that are converted at a time by way of float32; they fit into the cache. */
 #define PIECE_COUNT ((size_t)1024)
 
 bool
@@ -14,8 +14,8 @@ dd_convert_is_supported(dd_dtype to, dd_dtype from)
     return dd_dtype_kind_of(to) == DD_KIND_FLOAT && dd_dtype_kind_of(from) == DD_KIND_FLOAT;
 }
 
-/* Convert to float32. The sum over one source is a copy of it. Its first stage writes float32
- * accumulators and its last stage reads them, so the vector kernels of reductions also convert. */
+/* Convert to float32 by means of a sum over one source, which is a copy. Its first stage writes
+ * float32 accumulators and its last stage reads them, so reductions' vector kernels convert. */
 static void
 convert_widen(float *dst, dd_dtype from, const void *src, size_t count)
 {

@@ -5,14 +5,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes per cache line. Streaming stores must fill whole lines, or the memory is read first. */
+/* Size of a cache line in bytes. Streaming stores must fill whole lines, or memory is read. */
 #define LINE ((size_t)64)
 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
-/* Below this size the startup cost of `rep movsb` exceeds its gain. */
+/* Size in bytes below which the startup cost of `rep movsb` exceeds its gain. */
 #define STRING_COPY_MIN_BYTES 2048
 
 void
@@ -34,8 +34,8 @@ stream_lines_sse2(uint8_t *dst, const uint8_t *src, size_t nbytes)
     }
 }
 
-/* Copy whole lines with AVX2: twice as fast as SSE2 up to 16 KiB. For larger copies the memory is
- * the limit, and wider registers gain nothing. */
+/* Copy whole lines with AVX2, which is twice as fast as SSE2 up to 16 KiB. For larger copies the
+ * memory is the limit, so wider registers gain nothing. */
 __attribute__((target("avx2"))) static void
 stream_lines_avx2(uint8_t *dst, const uint8_t *src, size_t nbytes)
 {
@@ -55,7 +55,7 @@ stream_lines(uint8_t *dst, const uint8_t *src, size_t nbytes)
     } else {
         stream_lines_sse2(dst, src, nbytes);
     }
-    _mm_sfence(); /* orders the streaming stores before later stores */
+    _mm_sfence(); /* order the streaming stores before all later stores */
 }
 
 #else

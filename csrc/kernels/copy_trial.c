@@ -2,9 +2,9 @@
 
 #include "core/clock.h"
 
-/* Measured copies in each way; the lowest costs are compared. */
+/* Number of measured copies in each way; the lowest cost counts. */
 #define NCOUNTED 3
-/* Pause after a trial: EVERY_NS or EVERY_TIMES the duration of the trial, whichever is longer. */
+/* Pause after a trial: EVERY_NS, or EVERY_TIMES the trial's duration, whichever is longer. */
 #define EVERY_NS (100 * DD_NS_PER_MS)
 #define EVERY_TIMES 60
 

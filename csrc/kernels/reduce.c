@@ -7,10 +7,10 @@
 
 typedef dd_kernel *const (*kernel_rows)[DD_REDOP_COUNT][DD_FORM_COUNT];
 
-/* The kernels of each instruction set; NULL for sets of other architectures. */
+/* The kernels of each instruction set; NULL for an instruction set of another architecture. */
 static const struct isa_info {
     kernel_rows kernels;
-    unsigned feature; /* CPU features that the set requires; 0 if there are none */
+    unsigned feature; /* the CPU features that the instruction set requires, or 0 */
 } isas[] = {
     [DD_ISA_SCALAR] = {dd_kernels_scalar, 0},
 #if defined(__x86_64__)
@@ -71,8 +71,8 @@ dd_reduce_best_isa(void)
     return DD_ISA_SCALAR;
 }
 
-/* Return the kernel for one stage. AVG is a plain sum, except in a stage that gives results;
- * PREMUL_SUM is a plain sum, except in a stage that takes inputs. */
+/* Return the kernel for a stage. AVG is a plain sum except in a stage that gives results;
+ * PREMUL_SUM is a plain sum except in a stage that takes inputs. */
 static dd_kernel *
 find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
 {
@@ -97,7 +97,7 @@ find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
     return kernel != NULL ? kernel : dd_kernels_scalar[dtype][op][form];
 }
 
-/* Convert a factor to an integer: truncated toward zero, clamped to int64; 0 for NaN. */
+/* Convert a factor to an integer: truncate toward zero, and clamp to int64. NaN becomes 0. */
 static uint64_t
 integer_factor(double factor)
 {

@@ -1,7 +1,7 @@
 /* Reductions of arrays, element by element: the arithmetic of the collectives.
  *
  * One call reduces ("folds") any number of sources in one pass, in the given order: ((s0 + s1) +
- * s2) + ... Only this order decides the bits of the result: all instruction sets give the same.
+ * s2) + ... Only this order determines the bits of the result: all instruction sets give the same.
  *
  * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. Stages of a
  * split reduction pass on partial results in the accumulation type (dd_reduce_accumulator):
@@ -28,7 +28,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* X(name, text). The order is torch.distributed's, and part of the wire format. */
+/* X(name, text). The order is torch.distributed's and part of the wire format: never change it. */
 #define DD_REDOP_LIST(X)  \
     X(SUM, "SUM")         \
     X(AVG, "AVG")         \
@@ -50,8 +50,8 @@ typedef enum dd_redop {
 
 const char *dd_redop_name(dd_redop op); /* never NULL; "unknown operation" for an invalid number */
 
-/* Return true if the operation is defined for the type. AVG and PREMUL_SUM exclude bool; BAND, BOR
- * and BXOR are for bool and integers only; MIN and MAX exclude complex. */
+/* Return true if the operation is defined for the type. AVG and PREMUL_SUM are not defined for
+ * bool, MIN and MAX not for complex; BAND, BOR and BXOR are defined only for bool and integers. */
 bool dd_reduce_is_supported(dd_dtype dtype, dd_redop op);
 
 /* Return the accumulation type: float32 for floats of 16 and 8 bits, else the type itself. */
@@ -59,11 +59,11 @@ dd_dtype dd_reduce_accumulator(dd_dtype dtype);
 
 typedef struct dd_reduction {
     dd_dtype dtype; /* type of the elements */
-    dd_redop op;    /* the operation; must be supported for dtype */
+    dd_redop op;    /* operation of the reduction; must be supported for dtype */
     /* Factor for PREMUL_SUM, which multiplies each input in the accumulation type. For integers the
      * factor is truncated toward zero and clamped to int64. */
     double factor;
-    int divisor; /* divisor for AVG: the number of ranks */
+    int divisor; /* divisor of AVG: the number of ranks */
 } dd_reduction;
 
 typedef enum dd_stage {
@@ -74,12 +74,12 @@ typedef enum dd_stage {
 } dd_stage;
 
 /* Set out[i] to the reduction of srcs[0][i] ... srcs[nsrcs - 1][i] for `count` elements; nsrcs must
- * be at least 1. `out` may be one of the sources if its elements are not larger than theirs;
- * otherwise it must not overlap the sources. Pointers need no alignment. */
+ * be at least 1. If the elements of `out` are not larger than those of the sources, `out` may be
+ * one of the sources; otherwise it must not overlap them. Pointers need no alignment. */
 void dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
                size_t nsrcs, size_t count);
 
-/* Instruction sets. The reductions use the best one of the machine. */
+/* Instruction sets. dd_reduce uses the best one that the machine has. */
 typedef enum dd_isa {
     DD_ISA_SCALAR,
     DD_ISA_AVX2,

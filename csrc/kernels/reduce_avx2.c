@@ -33,7 +33,7 @@ load_8(const void *at)
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(at));
 }
 
-/* The pack instructions work on each 128-bit half separately, so the halves are joined later. */
+/* The pack instructions work on each 128-bit half separately, so the halves must be joined. */
 DD_KERNEL_INLINE void
 store_16(void *at, __m256i words)
 {

@@ -1,4 +1,4 @@
-/* Reductions with AVX-512 F, BW, DQ and VL. */
+/* Reductions with the subsets F, BW, DQ and VL of AVX-512. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -19,7 +19,7 @@
 #define VECTOR_LOAD_CODES(at, nbits) load_##nbits(at)
 #define VECTOR_STORE_CODES(at, nbits, x) store_##nbits(at, (__m512i)(x))
 #define VECTOR_LOAD_FLOAT16(at) _mm512_cvtph_ps(_mm256_loadu_si256(at))
-/* The mask selects all lanes. Without a mask, gcc warns at -O0, where the intrinsic is a macro. */
+/* The mask selects all lanes. The intrinsic without a mask is a macro at -O0, where gcc warns. */
 #define VECTOR_STORE_FLOAT16(at, x) \
     _mm256_storeu_si256(at, _mm512_maskz_cvtps_ph(0xffff, (__m512)(x), _MM_FROUND_TO_NEAREST_INT))
 

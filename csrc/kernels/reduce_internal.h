@@ -1,12 +1,12 @@
 /* Declarations that the instruction sets share: the list of kernels, and the type of a set's table.
  *
  * Each instruction set defines these functions for each type T: load_T and store_T (between memory
- * and values), scale_T (PREMUL_SUM's factor), combine_T (of two values), finish_T (AVG's divisor,
- * and the canonical NaN). A form applies these functions to whole arrays; a kernel is a form for
- * one operation.
+ * and values), scale_T (applies PREMUL_SUM's factor), combine_T (reduces two values), finish_T
+ * (applies AVG's divisor and makes NaNs canonical). A form applies these functions to whole arrays;
+ * a kernel is a form for one operation.
  *
  * reduce_vector_internal.h has the code of all sets. Each set includes it, with vectors as long as
- * its registers, and leaves the elements after the last whole vector to a narrower set. The
+ * the set's registers, and leaves the elements after the last whole vector to a narrower set. The
  * narrowest set is reduce_scalar.c, whose vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_INTERNAL_H
 #define DD_KERNELS_REDUCE_INTERNAL_H
@@ -17,34 +17,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Inline at all optimisation levels: then the compiler evaluates constant arguments, and the code
- * does not branch on them at run time. */
+/* Inline the function at all optimisation levels, so that the compiler evaluates constant arguments
+ * and the code does not branch on them at run time. */
 #define DD_KERNEL_INLINE static inline __attribute__((always_inline))
 
-/* Types that a kernel reads and writes. Types without another accumulator have only ELEMENTS. */
+/* Types that a kernel reads and writes. Types without a separate accumulator have only ELEMENTS. */
 typedef enum dd_kernel_form {
-    DD_FORM_ELEMENTS, /* elements     -> elements */
-    DD_FORM_WIDEN,    /* elements     -> accumulators */
-    DD_FORM_ROUND,    /* accumulators -> elements */
+    DD_FORM_ELEMENTS, /* reads elements, writes elements */
+    DD_FORM_WIDEN,    /* reads elements, writes accumulators */
+    DD_FORM_ROUND,    /* reads accumulators, writes elements */
 } dd_kernel_form;
 
 #define DD_FORM_COUNT ((int)DD_FORM_ROUND + 1)
 
-/* The arguments of dd_reduce, and its factor as an integer. */
+/* The arguments of dd_reduce as kernels use them, and the factor as an integer. */
 typedef struct dd_fold {
     const void *const *srcs;
     size_t nsrcs;
     void *out;
     size_t count;
     double factor;
-    uint64_t integer_factor; /* the factor modulo 2^64 */
+    uint64_t integer_factor; /* `factor` as an integer, modulo 2^64 */
     int divisor;
 } dd_fold;
 
 /* Reduce the elements from index `begin` to the end of the arrays. */
 typedef void dd_kernel(const dd_fold *fold, size_t begin);
 
-/* Kernels by dd_dtype, dd_redop and dd_kernel_form; NULL if undefined for the type. */
+/* Kernels of an instruction set, by dd_dtype, dd_redop and dd_kernel_form; NULL if none. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
 
 extern dd_kernel_table dd_kernels_scalar;
@@ -90,8 +90,8 @@ extern dd_kernel_table dd_kernels_neon;
     X(T, WIDEN, FLOAT32, T, FLOAT32) \
     X(T, ROUND, FLOAT32, FLOAT32, T)
 
-/* X(T, op, form). The first list has the kernels that every instruction set defines; the second has
- * those that gain little from vectors, which only the scalar set defines. */
+/* X(T, op, form): kernels. The first list has the kernels that every instruction set defines; the
+ * second list has the kernels that gain little from vectors, which only the scalar set defines. */
 #define DD_VECTOR_KERNEL_LIST(X)           \
     DD_TRUTH_KERNELS(X, BOOL)              \
     DD_INTEGER_LIST(DD_INTEGER_KERNELS, X) \

@@ -3,7 +3,7 @@
 
 #define ELEMENT(T, type, fold, k, i) ((lanes_##T)load_##T((const type *)(fold).srcs[k] + (i)))[0]
 
-/* The sum wraps around in the type itself, and is divided as signed or unsigned, like the type. */
+/* AVG of integers: the sum wraps around in the type, and the division is signed if the type is. */
 #define DEFINE_AVERAGE(X, T, type, word, wide)                               \
     static void kernel_##T##_AVG_ELEMENTS(const dd_fold *fold, size_t begin) \
     {                                                                        \

@@ -6,7 +6,7 @@
 
 /* Macros that the including file must define:
  *
- *     VECTOR_NBYTES      size of a register; if it is not defined, a vector has one element
+ *     VECTOR_NBYTES      size of a register in bytes; if not defined, a vector has one element
  *     VECTOR_REST        table of the kernels for fewer elements than a vector
  *
  * and, if the set has instructions for them:
@@ -14,12 +14,12 @@
  *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16
  *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)   to and from float32 */
 #ifdef VECTOR_NBYTES
-#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* size of a vector of elements of this size */
+#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* size in bytes of a vector of such elements */
 #define VECTOR_IS_ONE false
 #else
 #define VECTOR_NBYTES_FOR(size) (size)
 #define VECTOR_IS_ONE true
-#define VECTOR_REST dd_kernels_scalar /* never used */
+#define VECTOR_REST dd_kernels_scalar /* never used, because a vector has one element */
 #endif
 
 #include "kernels/reduce_internal.h"
@@ -27,7 +27,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Disable fused multiply-adds, which round once, not twice: instruction sets would differ. */
+/* Disable fused multiply-adds: they round once, not twice, so instruction sets would differ. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
@@ -45,7 +45,7 @@ enum {
 #undef ELEMENT_SIZE
 };
 
-/* value_T is a vector of unsigned words; lanes_T is the same vector with elements of type T. */
+/* value_T is a vector of unsigned words; lanes_T is the same vector as elements of type T. */
 #define DEFINE_LOAD_STORE(T, type, word)                            \
     typedef VECTOR_OF(word, VECTOR_NBYTES_FOR(SIZE_##T)) value_##T; \
     typedef VECTOR_OF(type, VECTOR_NBYTES_FOR(SIZE_##T)) lanes_##T; \
@@ -144,7 +144,7 @@ combine_BOOL(dd_redop op, value_BOOL a, value_BOOL b)
 
 DEFINE_FLOAT(FLOAT32, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(FLOAT64, double, uint64_t, 0x7ff8000000000000)
-/* The sum of complex numbers is the sum of their real and of their imaginary parts. */
+/* Complex numbers are added as pairs of floats: real and imaginary parts separately. */
 DEFINE_FLOAT(COMPLEX64, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(COMPLEX128, double, uint64_t, 0x7ff8000000000000)
 
@@ -157,7 +157,7 @@ typedef lanes_FLOAT32 float_vec;
 typedef VECTOR_OF(int32_t, VECTOR_NBYTES_FOR(4)) signed_vec;
 
 /* Load or store as many codes (numbers of 16 or 8 bits) as a vector has float32 elements. In the
- * vector, each code is in the lower bits of a word. */
+ * vector, each code occupies the lower bits of a 32-bit word. */
 #ifdef VECTOR_LOAD_CODES
 #define DEFINE_CODES(nbits, type)                    \
     INLINE vec load_codes_##nbits(const void *at)    \
@@ -238,7 +238,7 @@ narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
     }
 DD_SMALL_FLOAT_LIST(DEFINE_SMALL_FLOAT)
 
-/* If the set has conversion instructions, they replace the functions above. */
+/* If the instruction set converts float16 itself, these macros replace the functions above. */
 #ifdef VECTOR_LOAD_FLOAT16
 #define load_FLOAT16(at) ((vec)VECTOR_LOAD_FLOAT16(at))
 #define store_FLOAT16(at, x) VECTOR_STORE_FLOAT16(at, x)
@@ -251,7 +251,7 @@ load_BFLOAT16(const void *at)
     return load_codes_16(at) << 16;
 }
 
-/* Round a float32 to its upper half. A NaN from finish_FLOAT32 stays a NaN. */
+/* Round a float32 to its upper half. A NaN must come from finish_FLOAT32: it then stays a NaN. */
 INLINE vec
 round_to_upper_half(vec x)
 {
@@ -264,8 +264,8 @@ store_BFLOAT16(void *at, vec x)
     store_codes_16(at, round_to_upper_half(x) >> 16);
 }
 
-/* A vector of bfloat16 in memory serves as two vectors of float32: for the odd elements the lower
- * half of each word is cleared, for the even elements the word is shifted by half. If the results
+/* A vector of bfloat16 in memory serves as two vectors of float32: for the odd elements, the lower
+ * half of each word is cleared; for the even elements, the word is shifted by half. If the results
  * are also bfloat16, the elements need not be reordered. */
 #ifdef VECTOR_NBYTES
 typedef struct value_BFLOAT16_PAIR {
@@ -306,7 +306,7 @@ finish_BFLOAT16_PAIR(const dd_fold *fold, dd_redop op, value_BFLOAT16_PAIR x)
 
 /* ---- whole arrays */
 
-/* Types whose loops are unrolled. Floats of 8 bits would gain nothing: they mostly convert. */
+/* Types whose loops are unrolled. Floats of 8 bits would gain nothing: conversion dominates. */
 enum {
 #define IS_UNROLLED(T, text, size, kind) \
     IS_UNROLLED_##T = !VECTOR_IS_ONE && (size > 1 || DD_KIND_##kind != DD_KIND_FLOAT),
@@ -368,7 +368,7 @@ DEFINE_FORM(BFLOAT16, ELEMENTS, FLOAT32, BFLOAT16, BFLOAT16)
 #endif
 
 /* Local copies of the arguments cannot overlap the output, so the compiler keeps them in registers.
- * Two sources, the most common case, get a loop of their own without an inner loop. */
+ * Two sources, the most common case, get a separate loop, which has no inner loop. */
 #define DEFINE_KERNEL(T, op, form)                                               \
     static void kernel_##T##_##op##_##form(const dd_fold *fold, size_t begin)    \
     {                                                                            \

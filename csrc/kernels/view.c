@@ -5,18 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Indexes of the arrays `step` and `offset`: for the packed elements, and for the view. */
+/* Indexes of `step` and `offset`: PACKED is for the packed elements, IN_VIEW for the view. */
 enum { PACKED, IN_VIEW };
 
-/* A dimension: its length, and its step in bytes in the packed elements and in the view. */
+/* A dimension of a walk: its length, and its step in bytes on each side (PACKED, IN_VIEW). */
 typedef struct view_dim {
     int64_t length;
     int64_t step[2];
 } view_dim;
 
-/* A view without its dimensions of length 1, and with adjacent dimensions joined if possible. It
- * has at least one dimension. copy_plane copies the last two dimensions; step_walk iterates over
- * the others. */
+/* A walk over a view: its dimensions without those of length 1, adjacent ones joined if possible,
+ * at least one. copy_plane copies the last two dimensions; step_walk iterates over the other
+ * ones. */
 typedef struct view_walk {
     int ndim;
     view_dim dims[DD_VIEW_MAX_DIMS];
@@ -27,7 +27,7 @@ typedef struct view_walk {
 /* A plane of elements to copy: the last two dimensions of a walk. */
 typedef struct view_plane {
     view_dim row, column;
-    int to;      /* destination: PACKED or IN_VIEW; the source is the other one */
+    int to;      /* side of the destination, PACKED or IN_VIEW; the source is on the other side */
     size_t size; /* size of an element in bytes */
 } view_plane;
 
@@ -44,7 +44,7 @@ dd_view_finish(dd_view *view)
         }
         is_empty |= view->shape[d] == 0;
     }
-    /* Compute sizes in int64, so that offsets into the view, which are int64, fit as well. */
+    /* Compute sizes in int64, so that offsets into the view, which are int64, cannot overflow. */
     int64_t nbytes = (int64_t)dd_dtype_size(view->dtype);
     int64_t size = nbytes;
     bool is_contiguous = true;
@@ -107,7 +107,7 @@ plan_walk(const dd_view *view)
     return walk;
 }
 
-/* Advance to the next plane. Return false after the last one. */
+/* Advance to the next plane of the walk. Return false after the last plane. */
 static bool
 step_walk(view_walk *walk)
 {
@@ -137,7 +137,7 @@ copy_elements(view_plane p, char *dst, const char *src, size_t size)
     }
 }
 
-/* Copy a tile. If the compiler knows the size, an element takes one or two instructions. */
+/* Copy a tile. For a size that the compiler knows, an element takes one or two instructions. */
 static void
 copy_tile(const view_plane *p, char *dst, const char *src)
 {
@@ -157,8 +157,8 @@ copy_tile(const view_plane *p, char *dst, const char *src)
     }
 }
 
-/* Copy a plane in tiles. One side of a transposed matrix is traversed across its cache lines;
- * within a tile, these lines are still cached for the next row. */
+/* Copy a plane in tiles. One side of a transposed matrix is traversed across its cache lines; in a
+ * tile, these lines are still in the cache for the next row. */
 static void
 copy_plane(const view_plane *p, char *dst, const char *src)
 {
@@ -174,7 +174,7 @@ copy_plane(const view_plane *p, char *dst, const char *src)
     }
 }
 
-/* Copy the elements from the view to packed memory, or back. `to` is the side of `dst`. */
+/* Copy elements from a view to packed memory, or back. `to` is the side of the destination. */
 static void
 copy_view(const dd_view *view, char *dst, const char *src, int to)
 {
@@ -187,7 +187,7 @@ copy_view(const dd_view *view, char *dst, const char *src, int to)
                         .column = walk.dims[walk.ndim - 1],
                         .to = to,
                         .size = dd_dtype_size(view->dtype)};
-    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* copy a row as one element */
+    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* copy each row as one element */
         plane.size *= (size_t)plane.column.length;
         plane.column.length = 1;
     }
