@@ -15,7 +15,7 @@
 #define READ_BYTES ((size_t)64 << 10)
 
 typedef struct record_head {
-    uint32_t crc; /* CRC-32 of the record without this field */
+    uint32_t crc; /* CRC-32 of the record, except this field */
     uint32_t nbytes;
     uint32_t key_len;
     uint32_t type;
@@ -25,8 +25,8 @@ _Static_assert(sizeof(dd_file_header) == DD_FILE_HEADER_BYTES, "the header has n
 _Static_assert(sizeof(record_head) == DD_FILE_RECORD_HEAD_BYTES, "the head of a record has no gaps");
 
 /* Return the CRC-32 of IEEE 802.3 (reflected, polynomial 0xedb88320), computed four bits at a time:
- * entry i of the table is i after four steps of the bitwise division. Values are small and a write
- * takes a lock, so a larger table would gain nothing. */
+ * entry i of the table is i after four steps of the bitwise division. A larger table would gain
+ * nothing, because values are small and a write takes a file lock. */
 static uint32_t
 crc32_of(const uint8_t *data, size_t len)
 {
@@ -131,7 +131,7 @@ dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err)
         return status;
     }
     uint8_t *start = out->data + out->len;
-    /* Appending cannot fail, because the space is reserved. */
+    /* Appending cannot fail: the space is reserved. */
     (void)!dd_blob_append(out, &head, sizeof head, NULL);
     (void)!dd_blob_append(out, record->key.data, record->key.len, NULL);
     (void)!dd_blob_append(out, record->value.data, record->value.len, NULL);
@@ -148,7 +148,7 @@ dd_file_record_apply(dd_keyspace *ks, const dd_file_record *record, dd_error *er
         [DD_FILE_RECORD_APPEND] = DD_STORE_APPEND, [DD_FILE_RECORD_PUSH] = DD_STORE_QUEUE_PUSH,
         [DD_FILE_RECORD_POP] = DD_STORE_QUEUE_POP,
     };
-    /* number = 1: a pop from an empty queue is then not an error; the request stays unanswered. */
+    /* number = 1 means to wait: popping from an empty queue is then not an error but unanswered. */
     dd_store_request request = {
         .op = ops[record->type], .keys = &record->key, .nkeys = 1, .values = &record->value, .number = 1};
     dd_store_result result = {0};
@@ -197,7 +197,7 @@ dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset)
     return (ssize_t)have;
 }
 
-/* Read up to `want` bytes at log->offset into read_buf; fewer if the file ends before. */
+/* Read up to `want` bytes at log->offset into log->read_buf; fewer only at the end of the file. */
 static dd_status
 read_at_offset(dd_file_log *log, int fd, size_t want, dd_error *err)
 {
@@ -215,7 +215,7 @@ read_at_offset(dd_file_log *log, int fd, size_t want, dd_error *err)
     return DD_OK;
 }
 
-/* Apply all complete records of read_buf. *state and *nbytes describe the record after them. */
+/* Apply all complete records of log->read_buf. *state and *nbytes describe what follows them. */
 static dd_status
 apply_records(dd_file_log *log, dd_file_record_state *state, uint64_t *nbytes, dd_error *err)
 {
@@ -248,7 +248,7 @@ dd_file_log_replay(dd_file_log *log, int fd, uint64_t size, dd_file_tail *tail, 
             return status;
         }
         if (log->read_buf.len < want) {
-            /* another process truncated the file */
+            /* another process has truncated the file meanwhile */
             size = log->offset + log->read_buf.len;
         }
         dd_file_record_state state;

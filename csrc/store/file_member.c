@@ -18,14 +18,14 @@ enum lock_byte {
     LOCK_SYNC,
 };
 
-/* Offset of the lock bytes. Locks may lie beyond the end of a file, and never overlap its data. */
+/* Offset of the lock bytes in the file, far beyond the data: locks may lie beyond a file's end. */
 #define LOCK_BASE ((off_t)1 << 40)
 #define NAP_MIN_NS DD_NS_PER_MS
 #define NAP_MAX_NS (50 * DD_NS_PER_MS)
 #define CLOSE_TIMEOUT_NS (5 * DD_NS_PER_S)
 #define UNLOCK_TRIES 3
 
-/* Set the error of a failed system call on the file. */
+/* Set and return the error of a system call on the file that failed; `label` names the call. */
 static dd_status
 failed(const dd_file_member *member, const char *label, dd_error *err)
 {
@@ -38,7 +38,7 @@ typedef enum lock_result {
     LOCK_FAILED, /* errno is set */
 } lock_result;
 
-/* Lock or unlock a byte without waiting. `type` is F_RDLCK, F_WRLCK or F_UNLCK. */
+/* Lock or unlock a byte without waiting. `type` must be F_RDLCK, F_WRLCK or F_UNLCK. */
 static lock_result
 try_lock_byte(int fd, enum lock_byte which, short type)
 {
@@ -62,7 +62,7 @@ try_lock_byte(int fd, enum lock_byte which, short type)
 /* Make one attempt. On DD_OK, *obstacle is the reason to try again, or NULL on success. */
 typedef dd_status try_fn(dd_file_member *member, const char **obstacle, dd_error *err);
 
-/* Repeat `try` until it succeeds or fails, or the deadline passes, with doubling sleeps. */
+/* Call `try` until it succeeds or fails, or until the deadline, with sleeps of doubling length. */
 static dd_status
 try_until(dd_file_member *member, try_fn *try, const char *label, dd_lock *mu, const dd_wait *wait,
           dd_error *err)
@@ -124,7 +124,7 @@ dd_file_member_sync(const dd_file_member *member)
     }
 }
 
-/* Read the bytes of the header; fewer if the file is shorter. */
+/* Read the bytes of the header; *start is shorter if the file is. */
 static dd_status
 read_start(const dd_file_member *member, uint8_t out[DD_FILE_HEADER_BYTES], dd_bytes *start, dd_error *err)
 {
@@ -194,7 +194,7 @@ write_header(const dd_file_member *member, dd_file_header *header, dd_error *err
     return dd_file_member_write(member, dd_bytes_of(header, sizeof *header), 0, err);
 }
 
-/* Set *is_at_path to true if the path still names the file that is open. */
+/* Set *is_at_path to true if the path still leads to the file that this process has open. */
 static dd_status
 find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
 {
@@ -209,7 +209,7 @@ find_at_path(const dd_file_member *member, bool *is_at_path, dd_error *err)
     return DD_OK;
 }
 
-/* Build the three names of the member in one block of memory. */
+/* Build the three names of the member in one allocation. */
 static dd_status
 make_names(dd_file_member *member, const char *path, dd_error *err)
 {
@@ -237,12 +237,12 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* Open the file and lock its gate. *obstacle is the reason to try again, or NULL. */
+/* Open the file and lock its gate. *obstacle is set to why to try again, or NULL on success. */
 static dd_status
 try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
 {
     /* Mode 0600: keys and values may be secrets of the job. O_NOFOLLOW: in a directory that other
-     * users can write to, a symbolic link could lead to any of this user's files. */
+     * users can write to, a symbolic link could lead to any file of this user. */
     int fd = dd_sys_open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
     if (fd < 0 && (errno == ENOENT || errno == EINTR || errno == ESTALE)) {
         *obstacle = errno == ENOENT  ? "the directory does not exist"
@@ -265,7 +265,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
         status = find_at_path(member, &is_at_path, err);
     }
     if (!is_at_path) {
-        /* The last member of a job may have removed the file between open() and the lock. */
+        /* The last member of a job may have removed the file after open() and before the lock. */
         *obstacle = "other processes keep replacing the file";
     }
     if (status != DD_OK || *obstacle != NULL) {
@@ -274,8 +274,8 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
     return status;
 }
 
-/* Return true if the content belongs to this job, although no other process has the file open:
- * ranks that started early have done their work and left cleanly. */
+/* Return true if the content belongs to this job although no process has the file open: ranks that
+ * started early have finished their work and left cleanly, and others have not joined yet. */
 static bool
 is_stale_file(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
@@ -294,7 +294,7 @@ start_run(const dd_file_member *member, int64_t world_size, dd_file_header *head
     return dd_file_member_cut(member, 0, err);
 }
 
-/* Check that a file that other processes have open fits this job. */
+/* Check that the content of a file that other processes have open fits this job. */
 static dd_status
 check_live(const dd_file_member *member, dd_file_header_state state, int64_t world_size,
            dd_file_header *header, dd_error *err)
@@ -318,7 +318,7 @@ check_live(const dd_file_member *member, dd_file_header_state state, int64_t wor
     return DD_OK;
 }
 
-/* Keep or drop the file's content, and count this process as a member. Needs the gate. */
+/* Keep or drop the file's content, and count this process as a member. The gate must be locked. */
 static dd_status
 join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 {
@@ -356,16 +356,16 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
-    /* This lock cannot be busy: only the holder of the gate locks this byte exclusively. */
+    /* This lock cannot be busy: only a process that holds the gate locks this byte exclusively. */
     if (status == DD_OK && try_lock_byte(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
     }
     return status;
 }
 
-/* Unlock explicitly, not by close(), because a forked child may still have a copy of the
- * descriptor. Unlock the gate last, so that a process that opens the file does not find the lock of
- * a member that has left. */
+/* Unlock explicitly, instead of by close(): a forked child may still have a copy of the descriptor.
+ * Unlock the gate last, so that a process that opens the file does not find the lock of a member
+ * that has left. */
 static void
 release_locks(const dd_file_member *member)
 {
@@ -398,7 +398,7 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
     return status;
 }
 
-/* Return true if all members have joined and no other process has the file open. */
+/* Return true if all members have joined, and no other process has the file open. */
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {

@@ -1,9 +1,9 @@
-/* Every process replays the file's records into its own keyspace and answers requests from that. To
- * change the store, it locks the file's gate, reads the file to its end, changes the keyspace and
- * appends a record. If the record cannot be written, the keyspace is dropped and read again.
+/* Every process replays the file's records into its own keyspace and answers requests from there.
+ * To change the store, it locks the file's gate, reads the file to its end, changes the keyspace
+ * and appends a record. If the record cannot be written, the keyspace is dropped and read again.
  *
  * The mutex is held for work on the keyspace and the file, but never while a thread sleeps. Threads
- * of one process share the lock on the gate, so a thread may hold the gate only under the mutex. */
+ * of a process share the lock on the gate, so a thread must hold the mutex to hold the gate. */
 #include "store/file_store.h"
 
 #include "core/list.h"
@@ -21,23 +21,23 @@
 #define POLL_MAX_NS (10 * DD_NS_PER_MS)
 #define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
-/* Internal keys that num_keys counts: torch.distributed's file has one, for a rendezvous. */
+/* Number of internal keys in num_keys: torch.distributed's file has one, for a rendezvous. */
 #define OWN_KEYS 1
 
 typedef struct file_store {
     dd_store head;
     dd_file_member member; /* const after open */
     dd_lock mu;
-    pthread_cond_t changed; /* used with mu; broadcast after this process has changed the content */
-    /* The following fields are guarded by mu. */
-    bool is_cut_short; /* the last operation timed out or was interrupted */
+    pthread_cond_t changed; /* used with mu; broadcast when this process has changed the content */
+    /* all fields below are guarded by mu */
+    bool is_cut_short; /* true if the last operation timed out or was interrupted */
     dd_file_log log;
-    dd_blob write_buf; /* encoded records of the current change */
+    dd_blob write_buf; /* encoded records of the change in progress */
 } file_store;
 
 /* ---- the file and the keyspace */
 
-/* Apply the records that were added to the file to the keyspace. */
+/* Apply the records that were added to the file since the last call to the keyspace. */
 static dd_status
 read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
 {
@@ -58,7 +58,7 @@ read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
     return status;
 }
 
-/* Read the rest of the file, and cut off an incomplete last record. Needs the gate. */
+/* Read the file to its end, and cut off an incomplete last record. The gate must be locked. */
 static dd_status
 read_to_end_locked(file_store *self, dd_error *err)
 {
@@ -76,7 +76,7 @@ read_to_end_locked(file_store *self, dd_error *err)
     return dd_file_member_cut(&self->member, self->log.offset, err);
 }
 
-/* The record types of operations that change data. DD_FILE_RECORD_SET has the key's new value. */
+/* Record types of the operations that change data. A DD_FILE_RECORD_SET has the key's new value. */
 static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
     [DD_STORE_SET] = DD_FILE_RECORD_SET,         [DD_STORE_MULTI_SET] = DD_FILE_RECORD_SET,
     [DD_STORE_ADD] = DD_FILE_RECORD_SET,         [DD_STORE_COMPARE_SET] = DD_FILE_RECORD_SET,
@@ -84,7 +84,7 @@ static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
     [DD_STORE_QUEUE_PUSH] = DD_FILE_RECORD_PUSH, [DD_STORE_QUEUE_POP] = DD_FILE_RECORD_POP,
 };
 
-/* Encode the change that the request made to the keyspace into write_buf. */
+/* Encode into write_buf the change that a request has made to the keyspace. */
 static dd_status
 encode_change_locked(file_store *self, const dd_store_request *request, dd_error *err)
 {
@@ -101,8 +101,8 @@ encode_change_locked(file_store *self, const dd_store_request *request, dd_error
     return status;
 }
 
-/* Append the change that the request made to the keyspace to the file. If this fails, or if
- * `status` is a failure, reset the keyspace. */
+/* Append the change that a request has made to the keyspace to the file. If `status` is a failure,
+ * or appending fails, reset the keyspace. */
 static dd_status
 log_change_locked(file_store *self, const dd_store_request *request, dd_status status, dd_error *err)
 {
@@ -115,7 +115,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
     if (status == DD_OK) {
         self->log.offset += self->write_buf.len;
     } else {
-        /* If part of a record remains in the file, the next process that writes cuts it off. */
+        /* If part of the record remains in the file, the next process that writes cuts it off. */
         (void)!dd_file_member_cut(&self->member, self->log.offset, NULL);
         dd_file_log_reset(&self->log);
     }
@@ -125,7 +125,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
 
 /* ---- operations */
 
-/* Run a request that changes data. */
+/* Run a request that changes data, with the gate locked. */
 static dd_status
 change_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
               const dd_wait *wait, dd_error *err)
@@ -151,7 +151,7 @@ change_locked(file_store *self, const dd_store_request *request, dd_store_result
     return status;
 }
 
-/* Run the request if it need not wait. */
+/* Answer a request if it need not wait; otherwise *is_answered stays false. */
 static dd_status
 try_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
            const dd_wait *wait, dd_error *err)
@@ -170,7 +170,7 @@ try_locked(file_store *self, const dd_store_request *request, dd_store_result *r
                           : dd_keyspace_answer(&self->log.ks, request, result, is_answered, err);
 }
 
-/* Run a request. The caller must hold the mutex, which is released while the thread sleeps. */
+/* Run a request. The caller must hold mu, which is released while the thread sleeps. */
 static dd_status
 run_locked(file_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
            dd_error *err)
@@ -228,7 +228,7 @@ file_destroy(dd_store *store)
     } else if (dd_lock_was_free_at_fork(&self->mu)) {
         dd_mem_free(self->member.path);
     } else {
-        return; /* the data may be half changed, so it is leaked */
+        return; /* leak the data, which may be half changed */
     }
     dd_file_log_fini(&self->log);
     dd_blob_fini(&self->write_buf);

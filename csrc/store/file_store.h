@@ -10,7 +10,7 @@
 
 #include "store/store.h"
 
-/* If world_size is negative, the number of processes is not known, and the content belongs to the
+/* If world_size is negative, the number of processes is unknown, and the content belongs to the
  * processes that have the file open. Otherwise, once world_size members have joined and all have
  * left, the last one removes the file. */
 typedef struct dd_file_store_options {
@@ -19,9 +19,9 @@ typedef struct dd_file_store_options {
     int64_t timeout_ns;
 } dd_file_store_options;
 
-/* Open the file, or create it. Waits until the directory exists, and for locks. */
+/* Open or create the file. Blocks until the directory exists and the locks are free. */
 dd_status dd_file_store_open(dd_store **store, const dd_file_store_options *options, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
-const char *dd_file_store_path(dd_store *store); /* borrowed */
+const char *dd_file_store_path(dd_store *store); /* borrowed from the store */
 
 #endif

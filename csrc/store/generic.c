@@ -1,4 +1,4 @@
-/* Operations that are built from other operations of a store. */
+/* Operations of a store that are made of other operations. */
 #include "store/meet_join.h"
 #include "store/store.h"
 
@@ -6,7 +6,7 @@
 
 /* ---- append */
 
-/* Try once to append. *is_done is false if another client changed the key in between. */
+/* Try once to append. *is_done is false if another client changed the key during the attempt. */
 static dd_status
 try_append(dd_store *store, const dd_store_request *request, const dd_wait *wait, bool *is_done,
            dd_error *err)
@@ -75,7 +75,7 @@ get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values,
 }
 
 /* Read one or more keys into empty `values`. Halve the list of keys until all keys of a part are
- * present, or the part is one missing key: m missing keys of n take O(m log n) requests. */
+ * present, or the part is one missing key: m missing of n keys take O(m log n) requests. */
 static dd_status
 get_present(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob *values, const dd_wait *wait,
             dd_error *err)

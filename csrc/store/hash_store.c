@@ -1,5 +1,5 @@
-/* A store in the memory of one process: a keyspace under one mutex. A call that must wait parks a
- * waiter on its stack and sleeps on its own condition variable, so a thread that sets a key wakes
+/* A store in the memory of one process: a keyspace that a mutex guards. A call that must wait parks
+ * a waiter on its stack and sleeps on its own condition variable, so a thread that sets a key wakes
  * only the calls that wait for this key. */
 #include "core/mem.h"
 
@@ -15,13 +15,13 @@ typedef struct hash_store {
     dd_keyspace ks; /* guarded by mu */
 } hash_store;
 
-/* A call that waits. Its fields are guarded by the store's mu. */
+/* A call that waits. All fields are guarded by the store's mu. */
 typedef struct blocked_call {
     dd_key_waiter waiter;
     pthread_cond_t cond;
     bool is_ready;
     dd_store_result result;
-    dd_error error; /* the reason why there is no result; code DD_OK if there is one */
+    dd_error error; /* reason why there is no result; code is DD_OK if there is a result */
 } blocked_call;
 
 static void
@@ -38,7 +38,7 @@ on_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
     dd_cond_signal(&call->cond);
 }
 
-/* Wait until the request can be answered, sleeping at least once. The caller must hold the mutex,
+/* Wait until the request can be answered, after at least one sleep. The caller must hold the mutex,
  * which is released while the thread sleeps. */
 static dd_status
 block_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
@@ -72,7 +72,7 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
         return call.error.code == DD_OK ? DD_OK : dd_error_copy(err, &call.error);
     }
     if (request->op == DD_STORE_QUEUE_POP && call.is_ready) {
-        /* Interrupted after it had received an item: return the item to the head of the queue. */
+        /* Interrupted after an item was received: return the item to the head of its queue. */
         (void)!dd_keyspace_queue_unpop(&self->ks, request->keys[0], &call.result.value, NULL);
     }
     dd_store_result_fini(&call.result);
@@ -100,7 +100,7 @@ hash_destroy(dd_store *store)
 {
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
     if (dd_store_is_forked(store) && !dd_lock_was_free_at_fork(&self->mu)) {
-        return; /* the keys may be half changed, so they are leaked */
+        return; /* leak the keys, which may be half changed */
     }
     dd_keyspace_fini(&self->ks);
     dd_lock_fini(&self->mu);

@@ -8,17 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Unused bytes of a value's buffer from which the buffer is shrunk. */
+/* Number of unused bytes in a value's buffer above which the buffer is shrunk. */
 #define MAX_SLACK_BYTES ((size_t)4096)
 
-/* The data of a key. An entry exists while the key has a value, items or waiters. */
+/* The data of one key. An entry exists while its key has a value, items or waiters. */
 typedef struct entry {
     dd_map_node node;
     dd_blob value;
     bool has_value;
     int64_t nitems;
-    dd_list items;   /* list of item, first in first */
-    dd_list waiters; /* list of dd_key_waiter_link, the longest waiting first */
+    dd_list items;   /* list of items, in the order in which they were pushed */
+    dd_list waiters; /* list of dd_key_waiter_link; the longest waiting first */
     uint8_t key[];
 } entry;
 
@@ -27,9 +27,9 @@ typedef struct item {
     dd_blob value;
 } item;
 
-/* The link of a waiter on one of its keys. A waiter keeps its links until it is answered, even on
- * present keys, because these may be removed before the missing keys appear. `npending` counts the
- * links whose keys are missing. */
+/* The link between a waiter and one of its keys. A waiter keeps its links until it is answered,
+ * even to present keys, because a present key may be removed before the missing keys appear.
+ * `npending` counts the links whose keys are missing. */
 struct dd_key_waiter_link {
     dd_list node;
     entry *entry;
@@ -66,7 +66,7 @@ presence_of(const entry *e)
     return e == NULL ? (presence){0} : (presence){.has_value = e->has_value, .has_items = e->nitems > 0};
 }
 
-/* Return true if the key is present in the sense of the operation. */
+/* Return true if the key is present as the operation requires: has a value, or items. */
 static bool
 is_ready(presence now, dd_store_op op)
 {
@@ -137,16 +137,16 @@ entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
     return DD_OK;
 }
 
-/* ---- waiters */
+/* ---- waiters: requests that wait for keys */
 
-/* Remove the waiter's links. Must be called before on_ready, which may free the waiter. */
+/* Must be called before on_ready, which may free the waiter. */
 void
 dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
 {
     for (size_t i = 0; i < waiter->nlinks; i++) {
         struct dd_key_waiter_link *link = &waiter->links[i];
         dd_list_remove(&link->node);
-        /* If a request names a key twice, the waiter's second link still needs the entry. */
+        /* If a request names a key twice, the second link keeps the entry in use. */
         entry_free_if_idle(ks, link->entry);
     }
     dd_mem_free(waiter->links);
@@ -188,7 +188,7 @@ borrow_value(const entry *e, dd_blob *value)
     *value = e != NULL && e->has_value ? e->value : (dd_blob){0};
 }
 
-/* Answer a waiter whose keys are all present. `given` is the item for a QUEUE_POP, else NULL. */
+/* Answer a waiter whose keys are all present. `given` is the item for QUEUE_POP, otherwise NULL. */
 static void
 answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
 {
@@ -213,9 +213,9 @@ answer_waiter(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
     dd_store_result_fini(&result);
 }
 
-/* Count a change of an entry, and answer the waiters for which its key was the last
- * missing one. This takes two passes: answering a waiter removes its links from all
- * lists, also from this one. */
+/* Count the change of an entry, and answer the waiters for which its key was the last missing one.
+ * This needs two passes, because answering a waiter removes its links from all lists, including
+ * this one. */
 static void
 entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
 {
@@ -324,7 +324,7 @@ number_error(dd_error *err, const char *label, dd_bytes key, dd_bytes text)
                         dd_bytes_print(text, shown_text, sizeof shown_text));
 }
 
-/* Parse a number as torch.distributed does: space, sign, digits, any text. An empty value is 0. */
+/* Parse a number like torch.distributed: spaces, a sign, digits, any text. An empty value is 0. */
 static dd_status
 number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
 {
@@ -341,7 +341,7 @@ number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
     return end == copy && text.len > 0 ? number_error(err, "is not a number", key, text) : DD_OK;
 }
 
-/* Run ADD or BARRIER; BARRIER counts its callers. */
+/* Run ADD or BARRIER. A BARRIER adds 1 to the number of its callers. */
 static dd_status
 add(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
 {
@@ -377,7 +377,7 @@ compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *r
     if (has_value ? !dd_bytes_equal(now, expected) : expected.len > 0) {
         return dd_blob_assign(&result->value, has_value ? now : expected, err);
     }
-    /* Set the result before the key: nothing may fail after the key is set. */
+    /* Set the result before the key, because nothing may fail once the key is set. */
     dd_status status = dd_blob_assign(&result->value, desired, err);
     return status == DD_OK ? put_value(ks, request->keys[0], desired, false, err) : status;
 }
@@ -398,7 +398,7 @@ delete_value(dd_keyspace *ks, dd_bytes key)
 
 /* ---- queues */
 
-/* Pass the item to the longest waiting QUEUE_POP. Return false if none waits. */
+/* Pass an item to the QUEUE_POP that has waited longest. Return false if no QUEUE_POP waits. */
 static bool
 deliver_to_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
@@ -414,7 +414,7 @@ deliver_to_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
     return false;
 }
 
-/* Pass the value to a waiting QUEUE_POP, or move it into the queue. On failure nothing changes. */
+/* Pass an item to a waiting QUEUE_POP, or move it into the queue. On failure nothing changes. */
 static dd_status
 push(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {

@@ -1,4 +1,4 @@
-/* The "end" value of a meeting, which is its result:
+/* The end value of a meeting (a rendezvous), which is its result:
  *
  *     off                           cancelled: the ranks go on to the next meeting. A failure may
  *                                   follow

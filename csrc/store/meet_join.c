@@ -1,5 +1,5 @@
-/* Joining of a meeting (a rendezvous). A dldist server runs it in one request, on its keyspace; for
- * other stores the client runs the same functions, which send requests. Both use the same keys. */
+/* MEET: joining a meeting (a rendezvous). A dldist server runs it in one request, on its keyspace;
+ * other stores' clients run the same functions, which send requests. Both use the same keys. */
 #include "store/meet_join.h"
 
 #include "core/mem.h"
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_ROOM 64  /* space for the rest of a key after its prefix, in bytes */
-#define STEPS_MAX 16 /* most ended meetings that one request may skip */
+#define KEY_ROOM 64  /* space for the part of a key after the prefix, in bytes */
+#define STEPS_MAX 16 /* maximum number of ended meetings that a request may skip */
 
-/* ---- keys */
+/* ---- keys of a meeting */
 
 dd_status
 meeting_keys_init(meeting_keys *keys, dd_store *store, const char *root, dd_bytes name, const dd_wait *wait,
@@ -104,19 +104,19 @@ meeting_advance_generation(const meeting_keys *keys, dd_error *err)
     return status;
 }
 
-/* ---- joining */
+/* ---- joining a meeting */
 
-/* One MEET request. */
+/* One MEET request that is being run. */
 typedef struct arrival {
     meeting_keys keys;
-    dd_keyspace *ks; /* the store's keyspace; NULL if the client runs MEET */
+    dd_keyspace *ks; /* the store's keyspace; NULL if a client runs MEET */
     int rank;
     int size;
     dd_bytes published;
     dd_store_result *reply;
 } arrival;
 
-/* Reply that this rank cannot join: AGAIN if the meeting has ended, else `state`. */
+/* Reply that this rank cannot join: with AGAIN if the meeting has ended, otherwise with `state`. */
 static dd_status
 object(arrival *self, dd_meet_state state, dd_error *err)
 {
@@ -128,8 +128,8 @@ object(arrival *self, dd_meet_state state, dd_error *err)
     return status == DD_OK && has_ended ? meeting_advance_generation(&self->keys, err) : status;
 }
 
-/* Publish the meeting's size, or compare it with the published one. Must precede take_rank(): if
- * the sizes differ, the rank may be another process's. */
+/* Publish the meeting's size, or compare it with the published size. Must be called before
+ * take_rank(): if the sizes differ, the rank may belong to another process. */
 static dd_status
 agree_on_size(arrival *self, dd_error *err)
 {
@@ -152,7 +152,7 @@ agree_on_size(arrival *self, dd_error *err)
     return is_another ? object(self, DD_MEET_RESIZED, err) : status;
 }
 
-/* Publish this rank's bytes. *is_own is true if the rank's key now has these bytes. */
+/* Publish this rank's bytes at the rank's key. *is_own is true if the key then has these bytes. */
 static dd_status
 take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
 {
@@ -162,7 +162,7 @@ take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
     return status;
 }
 
-/* Run an operation on the keys of all ranks, in one request if the store can: with many ranks this
+/* Run an operation on the keys of all ranks, in one request if the store can: with many ranks, this
  * takes most of the time of a meeting. */
 static dd_status
 run_on_payloads(const arrival *self, dd_store_op op, dd_store_result *result, dd_error *err)
@@ -193,8 +193,8 @@ get_published(const arrival *self, dd_blob_list *values, dd_error *err)
     return status;
 }
 
-/* Delete the keys of the ranks: the end value has all payloads, and a job may create groups for days.
- * Other stores keep the keys, because each key would take a request. */
+/* Delete the keys of all ranks, since the end value has all payloads and a job may create groups
+ * for days. Only a dldist server does this: a client would need a request for each key. */
 static void
 delete_published(arrival *self)
 {
@@ -205,7 +205,7 @@ delete_published(arrival *self)
     }
 }
 
-/* End a meeting that all have joined. This rank's nonce (usually the last's) becomes the id. */
+/* End a meeting that all ranks have joined. Its id is this (usually the last) rank's nonce. */
 static dd_status
 publish_end(arrival *self, dd_error *err)
 {
@@ -241,17 +241,17 @@ count_in(arrival *self, dd_error *err)
         dd_store_add(self->keys.store, meeting_key(&self->keys, "count"), 1, &count, self->keys.wait, err);
     dd_blob_clear(&self->reply->value, 0);
     if (status == DD_OK && count > self->size) {
-        /* the meeting ended, and its keys were deleted, after this rank had read the generation */
+        /* the meeting has ended and its keys were deleted since the generation was read */
         self->reply->state = DD_MEET_AGAIN;
         self->reply->flag = false;
         return meeting_advance_generation(&self->keys, err);
     }
-    /* Any client can write the count: allocate at most as many payloads as the store has values. */
+    /* Any client can write the count, so cap the number of payloads at the number of values. */
     bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
     return status == DD_OK && is_last ? publish_end(self, err) : status;
 }
 
-/* ---- completing a meeting for the last rank */
+/* ---- ending a meeting for its last rank */
 
 static dd_status
 check_published(const arrival *self, bool *have_all_published, dd_error *err)
@@ -263,9 +263,9 @@ check_published(const arrival *self, bool *have_all_published, dd_error *err)
     return status;
 }
 
-/* Set *has_all to true if all ranks have joined. If the count lacks one rank, that rank may have died
- * before it was counted. Then check the keys. This request has the keys of all ranks, so only two
- * ranks send it at a time, then the next two, because the first two may have died as well. */
+/* Set *has_all to true if all ranks have joined. If the count lacks one rank, that rank may have
+ * died before it was counted: then check the keys. That request has the keys of all ranks, so only
+ * two ranks at a time send it, then the next two, because the first two may have died too. */
 static dd_status
 have_all_joined(const arrival *self, int npolls, bool *has_all, dd_error *err)
 {
@@ -300,7 +300,7 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
     bool is_complete = false;
     dd_status status = have_all_joined(&self, npolls, &is_complete, err);
     *has_ended = false;
-    if (is_complete) { /* the meeting may have ended, and its payloads may have been deleted */
+    if (is_complete) { /* the meeting may have ended, and its payloads may be deleted */
         status = meeting_try_get(&self.keys, meeting_key(&self.keys, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {
@@ -316,8 +316,8 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
     return status;
 }
 
-/* Set *has_failure to true if the previous meeting failed without this rank. This rank then
- * receives that failure and counts as present. */
+/* Set *has_failure to true if the previous meeting failed before this rank joined it. This rank
+ * then receives that failure, and counts as having joined. */
 static dd_status
 read_failure(arrival *self, bool *has_failure, dd_error *err)
 {
@@ -392,7 +392,7 @@ meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request, 
     return status;
 }
 
-/* ---- MEET on a keyspace, through a store that only this file uses */
+/* ---- MEET on a keyspace, by means of a store that only this file uses */
 
 typedef struct bare_store {
     dd_store head;
@@ -410,7 +410,7 @@ bare_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (status != DD_OK || is_answered) {
         return status;
     }
-    /* Ranks publish payloads before they are counted, so another client must have changed the keys. */
+    /* Ranks publish before they are counted, so another client must have changed the keys. */
     size_t rank = 0;
     for (dd_bytes payload; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &payload);) {
         rank++;

@@ -1,19 +1,19 @@
-/* A view of another store in which every key has the prefix "<prefix>/". The underlying store
- * waits, and has the timeouts and messages, so errors show the whole key. */
+/* A view of another store in which every key has the prefix "<prefix>/". Waits, timeouts and
+ * messages are the underlying store's, so errors show whole keys. */
 #include "core/list.h"
 #include "core/mem.h"
 #include "store/store.h"
 
 #include <string.h>
 
-/* Size of the buffer on the stack. Most requests have one short key and need no allocation. */
+/* Size in bytes of the buffer on the stack. Most requests have one short key and fit into it. */
 #define SMALL_BYTES ((size_t)256)
 
 typedef struct prefix_store {
     dd_store head;
-    dd_store *underlying; /* const after init; the view has a reference */
+    dd_store *underlying; /* const after init; the view owns a reference */
     int depth;            /* const after init; 1 if the underlying store is not a view */
-    size_t prefix_len;    /* const after init; length of the prefix with its "/" */
+    size_t prefix_len;    /* const after init; length of the prefix, including "/" */
     uint8_t prefix[];
 } prefix_store;
 
@@ -29,7 +29,7 @@ underlying_of(dd_store *store)
     return prefix_of(store)->underlying;
 }
 
-/* Keep only the keys with the prefix, without it. Allocates no memory, so it cannot fail. */
+/* Remove the prefix from keys, and drop the keys without it. Allocates nothing, so cannot fail. */
 static void
 strip_keys(const prefix_store *self, dd_blob_list *list)
 {
@@ -46,7 +46,7 @@ strip_keys(const prefix_store *self, dd_blob_list *list)
     list->count = nkept;
 }
 
-/* Write the prefixed keys. `keys` must have space for all keys and for their bytes. */
+/* Write the prefixed keys to `keys`, which must have space for the keys and for their bytes. */
 static void
 join_keys(const prefix_store *self, const dd_store_request *request, dd_bytes *keys)
 {
@@ -163,7 +163,7 @@ dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying, dd
         return dd_error_no_memory(err, nbytes);
     }
     dd_store_init(&self->head, &prefix_ops, 0);
-    /* A view that a forked child opens of its parent's store must be as unusable as that store. */
+    /* A view that a forked child opens on its parent's store must be as unusable as the store. */
     self->head.fork_generation = underlying->fork_generation;
     self->head.owner_pid = underlying->owner_pid;
     self->underlying = dd_store_acquire(underlying);

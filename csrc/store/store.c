@@ -35,7 +35,7 @@ dd_blob_list_fini(dd_blob_list *list)
 
 /* ---- requests */
 
-/* Copy the borrowed bytes of a blob. If `status` is a failure, only drop them. */
+/* Copy the bytes that a blob borrows. If `status` is a failure, only drop them. */
 static dd_status
 own_blob(dd_blob *blob, dd_status status, dd_error *err)
 {
@@ -91,7 +91,7 @@ dd_store_run(dd_store *store, const dd_store_request *request, dd_store_result *
     return store->ops->run(store->root, request, result, wait, err);
 }
 
-/* Run a request, and move the result's value, if found, to *value, unless `value` is NULL. */
+/* Run a request. If a value was found, move it from the result to *value; `value` may be NULL. */
 static dd_status
 run_request(dd_store *store, dd_store_request request, dd_store_result *result, dd_blob *value,
             const dd_wait *wait, dd_error *err)
@@ -185,7 +185,7 @@ dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns)
 dd_store *
 dd_store_acquire(dd_store *store)
 {
-    /* Relaxed order is enough: the caller has a reference, so the store is not being destroyed. */
+    /* Relaxed is enough: the caller has a reference, so no thread is destroying the store. */
     atomic_fetch_add_explicit(&store->refs, 1, memory_order_relaxed);
     return store;
 }
@@ -193,7 +193,7 @@ dd_store_acquire(dd_store *store)
 void
 dd_store_release(dd_store *store)
 {
-    /* Acquire-release: the thread that destroys the store sees the writes of all other threads. */
+    /* Acquire-release: the thread that destroys the store must see the writes of all threads. */
     if (store == NULL || atomic_fetch_sub_explicit(&store->refs, 1, memory_order_acq_rel) > 1) {
         return;
     }

@@ -1,11 +1,11 @@
 /* A key-value store through which processes meet: one interface to all kinds of stores. An
- * operation is data, a request and a result, because a kind treats all operations alike: it answers
- * them from a keyspace, passes them on with a prefix before the keys, or sends them.
+ * operation is data (a request and a result), because a kind treats all operations alike: it
+ * answers them from a keyspace, passes them on with a prefix before the keys, or sends them.
  *
- * Keys and values are any bytes. A store is reference-counted (acquire/release) and thread-safe.
- * Every operation takes a `wait` that limits its time, and returns its result only with DD_OK.
- * Other statuses: DD_TIMED_OUT, with the missing keys, the store and the time; DD_QUEUE_EMPTY from
- * a QUEUE_POP that does not wait; DD_FORKED in a child of the process that opened the store. */
+ * Keys and values are any bytes. A store is reference-counted (acquire/release) and thread-safe. A
+ * `wait` limits the time of a call. A result is valid only with DD_OK. Other statuses:
+ * DD_TIMED_OUT, with the missing keys, the store and the time; DD_QUEUE_EMPTY, only from a
+ * QUEUE_POP that must not wait; DD_FORKED in a child of the process that opened the store. */
 #ifndef DD_STORE_STORE_H
 #define DD_STORE_STORE_H
 
@@ -62,14 +62,14 @@ typedef enum dd_store_op {
 #define DD_STORE_OP_ENUM(NAME, name) DD_STORE_##NAME,
     DD_STORE_OP_LIST(DD_STORE_OP_ENUM)
 #undef DD_STORE_OP_ENUM
-        DD_STORE_MEET, /* joins a meeting (meet_join.h), without waiting */
-    /* reports for each key whether it is present; only for keyspaces and dldist servers */
+        DD_STORE_MEET, /* join a meeting (a rendezvous; see meet_join.h), without waiting */
+    /* report for each key whether it is present; only keyspaces and dldist servers support this */
     DD_STORE_CHECK_EACH,
 } dd_store_op;
 
-const char *dd_store_op_name(dd_store_op op); /* the operation's name, such as "compare_set" */
+const char *dd_store_op_name(dd_store_op op); /* a name such as "compare_set" */
 
-/* A list of byte strings, which it owns, for multi_get and list_keys. A zeroed list is empty. */
+/* A list of byte strings, which the list owns, for multi_get and list_keys. Zeroed, it is empty. */
 typedef struct dd_blob_list {
     dd_blob *items;
     size_t count;
@@ -78,13 +78,13 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* A request. All its memory is borrowed for the call. */
+/* A request. All memory that it points to is borrowed during the call. */
 typedef struct dd_store_request {
     dd_store_op op;
-    const dd_bytes *keys; /* the keys; for MEET: one key, the prefix of the meetings' keys */
+    const dd_bytes *keys; /* the keys; MEET: one key, which is the prefix of the meetings' keys */
     size_t nkeys;
     /* SET, APPEND, QUEUE_PUSH: one value; MULTI_SET: nkeys values; COMPARE_SET: the expected and
-     * the desired value; MEET: the bytes to publish, a nonce and a payload */
+     * the desired value; MEET: the bytes to publish (a nonce and a payload) */
     const dd_bytes *values;
     /* ADD: the amount; BARRIER: the number of callers; QUEUE_POP: 1 to wait for an item, else 0;
      * MULTI_GET: 0 to wait for missing values, 1 to return them empty; APPEND: 0 or, for
@@ -93,35 +93,35 @@ typedef struct dd_store_request {
     int64_t number;
 } dd_store_request;
 
-/* A result. The caller must zero it before, and always free it. It is valid only on DD_OK. */
+/* A result. The caller must zero it before a call, and always free it. Valid only with DD_OK. */
 typedef struct dd_store_result {
-    /* value of GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for each key, 1:
-     * present */
+    /* GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET: the value; CHECK_EACH: a byte for each key, which
+     * is 1 if the key is present */
     dd_blob value;
-    dd_blob_list list; /* the values of MULTI_GET, the keys of LIST_KEYS */
-    /* ADD: the sum; NUM_KEYS, QUEUE_LEN: the count; DELETE_KEY: 1 or 0; QUEUE_POP: the length
-     * before; MEET: the generation */
+    dd_blob_list list; /* MULTI_GET: the values; LIST_KEYS: the keys */
+    /* ADD: the sum; NUM_KEYS, QUEUE_LEN: the count; DELETE_KEY: 1 if deleted, else 0; QUEUE_POP:
+     * the queue's length before the pop; MEET: the generation */
     int64_t number;
-    /* GET, TRY_GET, QUEUE_POP: found; CHECK, WAIT, BARRIER: ready; DELETE_KEY: deleted; MEET that
-     * fails: the rank has joined */
+    /* GET, TRY_GET, QUEUE_POP: true if found; CHECK, WAIT, BARRIER: true if ready; DELETE_KEY: true
+     * if deleted; MEET that fails: true if the rank has joined */
     bool flag;
-    uint8_t state; /* a dd_meet_state, for MEET */
+    uint8_t state; /* MEET: the meeting's state, a dd_meet_state */
     bool is_lent;  /* value and list borrow from a message, or from a keyspace until it changes */
 } dd_store_result;
 
 void dd_store_result_fini(dd_store_result *result);
-/* Copy the borrowed bytes, if there are any, so that the result owns them. */
+/* Copy the bytes that the result borrows, if any, so that the result owns all its memory. */
 dd_status dd_store_result_own(dd_store_result *result, dd_error *err) DD_MUST_CHECK;
 
 typedef enum dd_meet_state {
     DD_MEET_WAITING, /* ranks are missing; the end value will be at "<prefix>/<generation>/end" */
-    DD_MEET_ENDED,   /* the meeting has ended; value: its end value */
-    DD_MEET_RESIZED, /* value: the size and the payload that a rank with another size has published */
-    DD_MEET_TAKEN,   /* value: the bytes that another process published as this rank */
+    DD_MEET_ENDED,   /* the meeting has ended; the result's value is the end value */
+    DD_MEET_RESIZED, /* another rank has another size; value: that size, and the rank's payload */
+    DD_MEET_TAKEN,   /* another process joined as this rank; value: the bytes that it published */
     DD_MEET_AGAIN,   /* too many meetings had ended: the caller must repeat the request */
 } dd_meet_state;
 
-/* Encode the number of a MEET request. If wants_failure is true and the previous meeting failed
+/* Encode the `number` of a MEET request. If wants_failure is true and the previous meeting failed
  * before this rank joined, MEET reports that failure. */
 #define DD_MEET_SIZE_SHIFT 31 /* rank and size must be below 2^31 */
 #define DD_MEET_WANTS_FAILURE (INT64_C(1) << 62)
@@ -135,46 +135,46 @@ dd_store_meet_number(int rank, int size, bool wants_failure)
 typedef struct dd_store_ops {
     const char *kind; /* name of the kind for messages, such as "TCPStore" */
 
-    /* Run a request. A kind must pass operations that it lacks to dd_store_run_generic. `store` is
-     * never a clone made by dd_store_clone_handle. */
+    /* Run a request. For operations that the kind lacks, this must call dd_store_run_generic.
+     * `store` is never a clone made by dd_store_clone_handle. */
     dd_status (*run)(dd_store *store, const dd_store_request *request, dd_store_result *result,
                      const dd_wait *wait, dd_error *err);
 
-    /* Create another handle to the same data, which the caller owns. */
+    /* Create another handle to the same data. The caller owns the new handle. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
 
-    /* Return true if append, multi_get and multi_set are one operation each. */
+    /* Return true if append, multi_get and multi_set are executed as one operation each. */
     bool (*has_extended_api)(dd_store *store);
 
-    /* Return the default timeout. */
+    /* Return the default timeout in nanoseconds. */
     int64_t (*get_timeout_ns)(dd_store *store);
     void (*set_timeout_ns)(dd_store *store, int64_t timeout_ns);
 
-    /* Destroy the store after the last release, including releases of clones
-     * (dd_store_clone_handle). Must not block for long. In a forked child (see dd_store_is_forked)
+    /* Destroy the store. Called after the last release, including releases of clones made by
+     * dd_store_clone_handle. Must not block for long. In a forked child (see dd_store_is_forked),
      * it must not wait for a lock, a thread or a peer: it may only close descriptors and free
      * memory. */
     void (*destroy)(dd_store *store);
 } dd_store_ops;
 
-/* The common part of all stores. A kind must embed it as the first field. */
+/* The common part of all stores. Each kind must embed this struct as its first field. */
 struct dd_store {
     const dd_store_ops *ops;        /* const after init */
-    dd_store *root;                 /* const after init: a clone's original, or the store itself */
-    uint64_t fork_generation;       /* const after init */
-    long long owner_pid;            /* const after init: opening process, for DD_FORKED's message */
+    dd_store *root;                 /* const after init: the cloned store, or this store itself */
+    uint64_t fork_generation;       /* const after init: dd_fork_generation when opened */
+    long long owner_pid;            /* const after init: pid that opened the store, for messages */
     atomic_uint refs;               /* accessed atomically */
     atomic_int_fast64_t timeout_ns; /* accessed atomically, with relaxed order */
 };
 
-/* Initialise the common part, with one reference. */
+/* Initialise the common part of a store, with one reference. */
 void dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns);
 
 dd_store *dd_store_acquire(dd_store *store);
-void dd_store_release(dd_store *store); /* `store` may be NULL */
+void dd_store_release(dd_store *store); /* NULL is ignored */
 
 /* Return DD_FORKED, with both pids, in a child of the process that opened the store. Must be called
- * before each operation, because the operations do not check. */
+ * before each operation, because the operations do not check this themselves. */
 dd_status dd_store_check_fork(const dd_store *store, dd_error *err) DD_MUST_CHECK;
 bool dd_store_is_forked(const dd_store *store);
 
@@ -189,8 +189,8 @@ dd_status dd_store_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_w
 dd_status dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;
 /* Read many keys without waiting: one value for each key, empty if the key is missing. This takes
- * one request to a dldist server, and three to a PyTorch server if no key is missing. The caller
- * must zero `values` before, and free them on DD_OK. */
+ * one request to a dldist server, and three requests to a PyTorch server if no key is missing. The
+ * caller must zero `values` before the call, and free them if the status is DD_OK. */
 dd_status dd_store_try_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                                  const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait,
@@ -198,50 +198,50 @@ dd_status dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *s
 dd_status dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired,
                                dd_blob *value, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Run an operation that a kind lacks, by other operations: APPEND by TRY_GET and COMPARE_SET;
- * MULTI_GET and MULTI_SET one by one; MULTI_GET that does not wait by CHECK and a MULTI_GET of the
- * present keys; TRY_GET by CHECK and GET; BARRIER by ADD, SET and WAIT on "<key>/num_members" and
- * "<key>/last_member"; MEET as in meet_join.c. */
+/* Run an operation that a kind lacks by means of other operations: APPEND by TRY_GET and
+ * COMPARE_SET; MULTI_GET and MULTI_SET one key at a time; MULTI_GET that must not wait by CHECK and
+ * a MULTI_GET of the present keys; TRY_GET by CHECK and GET; BARRIER by ADD, SET and WAIT on
+ * "<key>/num_members" and "<key>/last_member"; MEET as in meet_join.c. */
 dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Default functions of kinds. The timeout is in dd_store; has_extended_api returns true; a clone
- * has its own timeout, and a reference to its root, with which it shares the rest. */
+/* Default functions for dd_store_ops. The timeout is in dd_store; has_extended_api returns true; a
+ * clone has its own timeout, and a reference to its root store, with which it shares all else. */
 int64_t dd_store_head_get_timeout_ns(dd_store *store);
 void dd_store_head_set_timeout_ns(dd_store *store, int64_t timeout_ns);
 bool dd_store_extended_api_yes(dd_store *store);
 dd_status dd_store_clone_handle(dd_store *store, dd_store **clone, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 
-/* The missing keys of a call that timed out, for its error. */
+/* The description of a call that timed out because keys are missing, for its error. */
 typedef struct dd_store_missing {
-    const char *opening; /* torch.distributed's words, for which programs search */
+    const char *opening; /* first words of the message, which programs search for */
     const char *root;    /* text before each key in the message, as in torch.distributed */
     const char *label;
     const char *where;
-    const dd_bytes *keys; /* missing keys, of which the first DD_STORE_MISSING_SHOWN are read */
+    const dd_bytes *keys; /* missing keys; only the first DD_STORE_MISSING_SHOWN are read */
     size_t nkeys;
     size_t nasked;
 } dd_store_missing;
 
-/* Set the error of a timeout: "<opening> after 1500ms, keys: a, b (2 of 5 missing): <what> on
- * <where>". Return DD_TIMED_OUT. */
+/* Set DD_TIMED_OUT with the message "<opening> after 1500ms, keys: a, b (2 of 5 missing): <label>
+ * on <where>", and return it. */
 #define DD_STORE_MISSING_SHOWN 8
 dd_status dd_store_error_missing(const dd_store_missing *missing, const dd_wait *wait, dd_error *err);
 
-/* Open a store in this process's memory, which its clones share. */
+/* Open a store in the memory of this process. Clones share its data. */
 dd_status dd_hash_store_open(dd_store **store, int64_t timeout_ns, dd_error *err) DD_MUST_CHECK;
 
-/* Open a view of `underlying`, of which the view acquires a reference: each key gets the prefix
- * "<prefix>/". num_keys and timeouts are the underlying store's; list_keys returns only keys with
- * the prefix, and removes it. A view of a view uses more stack in calls: DD_INVALID_ARGUMENT beyond
- * DD_PREFIX_STORE_MAX_DEPTH levels. */
+/* Open a view of `underlying`, to which the view acquires a reference. Each key gets the prefix
+ * "<prefix>/". num_keys and the timeout are the underlying store's; list_keys returns only keys
+ * with the prefix, and removes it. Each level of views uses more stack in calls: more than
+ * DD_PREFIX_STORE_MAX_DEPTH levels fail with DD_INVALID_ARGUMENT. */
 #define DD_PREFIX_STORE_MAX_DEPTH 500
 dd_status dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying,
                                dd_error *err) DD_MUST_CHECK;
-dd_store *dd_prefix_store_underlying(dd_store *store); /* borrowed */
+dd_store *dd_prefix_store_underlying(dd_store *store); /* borrowed from the view */
 /* Return the store below all prefixes, borrowed. A store that is not a view is returned itself. */
 dd_store *dd_prefix_store_root(dd_store *store);
 
-/* The other kinds are in file_store.h and tcp_store.h. */
+/* file_store.h and tcp_store.h declare the other kinds. */
 #endif

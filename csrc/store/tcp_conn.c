@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Stop reading from a connection while it has more unsent bytes of replies than this. */
+/* Number of unsent bytes of replies above which the server stops reading from a connection. */
 #define THROTTLE_BYTES ((size_t)1 << 20)
-/* Capacity of `out` kept between messages; the rest is freed, for the sake of idle connections. */
+/* Capacity of `out` kept between messages; more is freed, because most connections are idle. */
 #define RETAINED_OUT_MAX_BYTES ((size_t)256)
 
-/* The limits before a handshake is complete: small fields and few requests. */
+/* The limits until a handshake is complete: small fields, and no lists of keys. */
 static const dd_tcp_limits handshake_limits = {256, 256, 0, 1024};
 
 static const dd_tcp_limits *
@@ -52,8 +52,8 @@ tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
     (void)dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
 }
 
-/* Record a client that did not prove the secret, by the name that it gave (not verified). Ranks
- * that wait for this client can query the list. */
+/* Record a client that failed to prove the secret, by the name that it gave, which is not verified.
+ * Ranks that wait for this client can query the list. */
 static void
 record_refused(dd_tcp_server *server, const char *client)
 {
@@ -112,7 +112,7 @@ tcp_server_reap(dd_tcp_server *server)
     atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
 }
 
-/* Return false if the client does not receive its replies, or the connection is to be closed. */
+/* Return false if too many replies are unsent, or if the connection is about to be closed. */
 static bool
 is_readable(const tcp_conn *conn)
 {
@@ -135,8 +135,8 @@ update_watched_events(tcp_conn *conn)
     }
 }
 
-/* Return the seal for replies. The answer to HELLO is not sealed: the client sends sealed records
- * only after it has received this whole answer. */
+/* Return the seal for output. The answer to HELLO is not sealed, because the client can open sealed
+ * records only after it has received this answer. */
 static dd_seal *
 seal_for_output(const tcp_conn *conn)
 {
@@ -184,14 +184,14 @@ tcp_conn_flush(tcp_conn *conn)
     }
 }
 
-/* Return the size of the head of a request: a tag, if the connection has tags, and an operation. */
+/* Return the size of a request's head: a tag, if the connection has tags, and the operation. */
 static size_t
 head_bytes(const tcp_conn *conn)
 {
     return conn->is_tagged ? DD_TCP_TAG_BYTES + 1 : 1;
 }
 
-/* Start to scan a request. Return false if its head is incomplete or its operation is forbidden. */
+/* Start to scan a request. Return false if its head is incomplete or its operation not allowed. */
 static bool
 begin_request(tcp_conn *conn, dd_bytes bytes)
 {
@@ -212,9 +212,9 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     return true;
 }
 
-/* Serve the request at the start of `bytes` and set *used to its length. Return false
- * if the request is incomplete (the next call then continues its scan), or if the
- * connection is closing. */
+/* Serve the request at the start of `bytes`, and set *used to its length. Return false if the
+ * request is incomplete (the next call then continues its scan), or if the connection is
+ * closing. */
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
@@ -234,13 +234,13 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     size_t head = head_bytes(conn);
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     if (conn->is_reply_clear && *used < bytes.len) {
-        /* An attacker on the path could have inserted bytes before the sealed ones. */
+        /* An attacker on the path could have inserted these bytes before the sealed ones. */
         tcp_conn_close(conn, "unencrypted bytes after the handshake");
     }
     return true;
 }
 
-/* Serve the complete requests in the bytes. Return the number of bytes that they had. */
+/* Serve all complete requests in `bytes`. Return the total length of these requests. */
 static size_t
 serve_complete(tcp_conn *conn, dd_bytes bytes)
 {
@@ -253,7 +253,7 @@ serve_complete(tcp_conn *conn, dd_bytes bytes)
     return done;
 }
 
-/* Serve the complete requests in `in`. Return true if there were any. */
+/* Serve all complete requests in conn->in. Return true if there were any. */
 static bool
 serve_buffered(tcp_conn *conn)
 {
@@ -262,18 +262,18 @@ serve_buffered(tcp_conn *conn)
     return done > 0;
 }
 
-/* One receive must get all bytes that a seal may hold, because no event would report the rest. */
+/* One receive must get all bytes that a seal can hold: no event would report remaining bytes. */
 _Static_assert(TCP_RECV_BYTES >= 4 * DD_SEAL_SPARSE_RECORD, "");
 
 /* Receive and serve requests. Most requests arrive whole and are served from the receive buffer;
- * only the rest of the bytes is kept in `in`. */
+ * only the bytes of an incomplete request are kept in conn->in. */
 static void
 read_and_serve(tcp_conn *conn)
 {
     uint8_t room[TCP_RECV_BYTES];
     bool is_rest = conn->in.len > 0;
     if (is_rest && serve_buffered(conn)) {
-        /* These requests waited for unsent replies: do not read more, or `in` would grow. */
+        /* These requests had waited for unsent replies: reading more would make conn->in grow. */
         return;
     }
     if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
@@ -306,8 +306,8 @@ read_and_serve(tcp_conn *conn)
     }
 }
 
-/* Read and serve once, and send the replies. Then serve the requests that were left because too
- * many replies were unsent: no event would report these requests. */
+/* Read and serve once, and send the replies. Then serve the requests that remained because too many
+ * replies were unsent: no event would report these requests. */
 static void
 serve_socket(tcp_conn *conn, uint32_t events)
 {

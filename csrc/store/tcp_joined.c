@@ -1,4 +1,4 @@
-/* The clients that have joined a store, and the wait of the server's process for them. */
+/* The list of clients that have joined a store, and the wait for them in the server's process. */
 #include "store/tcp_server_internal.h"
 
 #include "core/lock.h"

@@ -18,8 +18,8 @@
 #define RECV_BYTES ((size_t)4096)
 #define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
-/* Limits for messages from a server. A reply may be as large as the values that clients have
- * stored; memory is allocated only as the bytes arrive. */
+/* Limits of messages from a server. A reply may be as large as the values that clients have stored;
+ * memory is allocated only as bytes arrive. */
 static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40, UINT64_C(1) << 32,
                                            UINT64_C(1) << 42};
 
@@ -52,7 +52,7 @@ tcp_link_destroy(tcp_link *link, bool is_forked)
     dd_mem_free(link);
 }
 
-/* ---- bytes */
+/* ---- sending and receiving bytes */
 
 static dd_status
 lost(const tcp_link *link, dd_io io, dd_error *err)
@@ -109,12 +109,12 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
 
 /* ---- replies */
 
-/* Read the status and the message of a failed request. */
+/* Set the status and the message that the server reports for a failed request. */
 static dd_status
 reported_error(uint8_t code, dd_tcp_reader *reader, dd_error *err)
 {
     dd_bytes message = dd_tcp_read_bytes(reader);
-    /* Some statuses can only come from this process: no server can interrupt or fork a call. */
+    /* Some statuses can come only from this process: no server interrupts or forks a call. */
     bool is_valid_code = code < DD_STATUS_COUNT && code != DD_INTERRUPTED && code != DD_FORKED;
     return dd_error_set(err, is_valid_code ? (dd_status)code : DD_STORE, "%.*s",
                         (int)(message.len < 1000 ? message.len : 1000), (const char *)message.data);
@@ -178,13 +178,13 @@ tcp_link_exchange(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_w
     return status;
 }
 
-/* ---- opening */
+/* ---- opening a connection */
 
 typedef struct handshake {
     tcp_link *link;
     tcp_target *target;
-    bool is_sealed; /* everything from the reply to HELLO on is sealed */
-    dd_noise noise; /* in use from HELLO to its reply, if the connection is sealed */
+    bool is_sealed; /* true if the reply to HELLO and all later bytes are sealed */
+    dd_noise noise; /* used from HELLO to its reply, if is_sealed is true */
     dd_blob request;
     dd_tcp_writer writer;
     dd_tcp_reader reply;
@@ -192,7 +192,7 @@ typedef struct handshake {
     dd_error *err;
 } handshake;
 
-/* Send the request that was written, and wait for its reply. */
+/* Send the request that was written to `request`, and wait for its reply. */
 static dd_status
 exchange_messages(handshake *shake, dd_tcp_op op)
 {
@@ -215,7 +215,7 @@ write_magic(handshake *shake)
     dd_tcp_write(&shake->writer, 'u', DD_TCP_MAGIC);
 }
 
-/* Send the magic number, and detect whether the server is a dldist server. */
+/* Send the magic number, and detect whether the server is a dldist server or PyTorch's. */
 static dd_status
 detect_server(handshake *shake)
 {
@@ -237,14 +237,14 @@ detect_server(handshake *shake)
     return status;
 }
 
-/* Write the last field of HELLO. On a connection to be sealed: the cipher and Noise message 1,
- * which protects all fields from `fields_at` on. Otherwise: a nonce, empty without a secret. */
+/* Write the last field of HELLO. For a sealed connection: the cipher and Noise message 1, which
+ * protects all fields from `fields_at` on. Otherwise: a nonce, empty if there is no secret. */
 static dd_status
 write_offer(handshake *shake, size_t fields_at, dd_bytes nonce)
 {
     if (!shake->is_sealed) {
         dd_tcp_write_bytes(&shake->writer, shake->target->secret.len > 0 ? nonce : (dd_bytes){0});
-        return DD_OK; /* callers check the writer's status later */
+        return DD_OK; /* callers check writer.status later */
     }
     uint8_t first[DD_NOISE_FIRST_BYTES];
     dd_cipher cipher = DD_CIPHER_NONE;
@@ -262,7 +262,7 @@ write_offer(handshake *shake, size_t fields_at, dd_bytes nonce)
     return status == DD_OK ? dd_blob_append(&shake->request, first, sizeof first, shake->err) : status;
 }
 
-/* Append HELLO to the request. */
+/* Append the message HELLO to the request. */
 static dd_status
 write_hello(handshake *shake, dd_bytes nonce)
 {
@@ -276,7 +276,7 @@ write_hello(handshake *shake, dd_bytes nonce)
     return write_offer(shake, fields_at, nonce);
 }
 
-/* Read the version and the limits of the server. */
+/* Read the server's version and limits from its reply to HELLO. */
 static dd_status
 note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 {
@@ -292,12 +292,12 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
     target->limits.max_value_bytes = dd_tcp_read(reader, '#');
     target->limits.max_keys = dd_tcp_read(reader, '#');
     target->limits.max_request_bytes = dd_tcp_read(reader, '#');
-    (void)dd_tcp_read_bytes(reader); /* version 1 had the Unix socket's name here */
+    (void)dd_tcp_read_bytes(reader); /* in version 1, the name of the server's Unix socket */
     return DD_OK;
 }
 
-/* Read Noise message 2, which follows the bytes at `clear`, create the seal, and prove with AUTH
- * that this side has the keys. */
+/* Read Noise message 2, create the seal, and prove by a sealed AUTH that this side has the keys.
+ * `clear` is the reply's bytes before message 2. */
 static dd_status
 finish_seal(handshake *shake, const uint8_t *clear)
 {
@@ -316,7 +316,7 @@ finish_seal(handshake *shake, const uint8_t *clear)
     return exchange_messages(shake, DD_TCP_AUTH);
 }
 
-/* Check the server's proof, and send the client's proof. */
+/* Check the server's proof of the secret, and send the client's proof. */
 static dd_status
 exchange_proofs(handshake *shake, dd_bytes opening)
 {
@@ -340,7 +340,7 @@ exchange_proofs(handshake *shake, dd_bytes opening)
     return exchange_messages(shake, DD_TCP_AUTH);
 }
 
-/* Send HELLO, and do the authentication that its reply requires. */
+/* Send HELLO, and authenticate as the reply requires. */
 static dd_status
 exchange_hello(handshake *shake)
 {
@@ -364,7 +364,7 @@ exchange_hello(handshake *shake)
                             : exchange_proofs(shake, dd_bytes_of(nonce, sizeof nonce));
 }
 
-/* Do the handshake. On a dldist server's Unix socket, the kind of server need not be detected. */
+/* Do the handshake. Unix sockets belong to dldist servers, so detection is needed only over TCP. */
 static dd_status
 do_handshake(handshake *shake, bool is_unix)
 {
@@ -387,17 +387,17 @@ do_handshake(handshake *shake, bool is_unix)
     return status;
 }
 
-/* Resolve the host. This is done for each attempt, because a name may become known in between. */
+/* Resolve the host. Must be repeated for each attempt, since a name may become known. */
 static dd_status
 resolve_target(tcp_target *target, const dd_wait *wait, dd_error *err)
 {
-    /* a wildcard host means a server on all addresses of this machine */
+    /* a wildcard host means a server on this machine that listens on all its addresses */
     const char *host = dd_addr_is_wildcard(target->host) ? "localhost" : target->host;
     return dd_addr_resolve(host, target->port, &target->addrs, wait, err);
 }
 
-/* Connect to the Unix socket of a dldist server on this machine, which halves the latency of TCP.
- * Return false if there is none, or if it belongs to another user, who would refuse this one. */
+/* Connect to the Unix socket of a dldist server on this machine, which halves TCP's latency. Return
+ * false if there is none, or if it belongs to another user, who would refuse this one. */
 static bool
 connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *name)
 {
@@ -414,7 +414,7 @@ connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *
     return false;
 }
 
-/* Open a connection at one address. The first one determines the kind of server and its address. */
+/* Open a connection to one address. The first one sets the target's kind and own address. */
 static dd_status
 open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
 {
@@ -457,7 +457,7 @@ is_worth_retrying(dd_status status)
     return status == DD_NETWORK || status == DD_NETWORK_TIMED_OUT;
 }
 
-/* Try all addresses once. *is_own is true if every address failed for a reason of this process. */
+/* Try each address once. *is_own is true if every address failed because of this process. */
 static dd_status
 try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, bool *is_own, dd_error *err)
 {
@@ -484,8 +484,8 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         bool is_own = false;
         dd_status status = try_addresses(link, target, wait, &is_own, &reason);
-        /* Do not retry if a known server is lost: it will not return with its data. A full server
-         * is still alive. A local failure does not depend on a server. */
+        /* Do not retry if a known server is lost: it will not return with its data. But retry a
+         * server with too many clients. A failure of this process does not depend on a server. */
         if (!is_worth_retrying(status) || (target->is_known && !link->is_rejected) || is_own) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
@@ -494,7 +494,7 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
             return status;
         }
         if (dd_wait_has_expired(wait)) {
-            /* The first words are torch.distributed's, for which scripts search. */
+            /* The first words are those of torch.distributed, because scripts search for them. */
             return dd_error_set(err, DD_NETWORK_TIMED_OUT,
                                 "The client socket has timed out after %" PRId64
                                 "ms while trying to connect to "

@@ -9,9 +9,9 @@
 #define MAX_KEYS_NAMED 64
 #define TRY_AGAIN_NS DD_NS_PER_MS
 
-/* ---- one request */
+/* ---- sending one request */
 
-/* Return true if a waiting request was cancelled, so that its reply is empty. */
+/* Return true if the reply is empty because the request, which was waiting, was cancelled. */
 static bool
 is_called_off(const dd_tcp_op_row *row, size_t nkeys, const dd_store_result *result)
 {
@@ -33,7 +33,7 @@ exchange_with(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_
     return send_users(store, exchange, &longer, err);
 }
 
-/* Send a request, and read its result. On DD_TIMED_OUT err is not set. On DD_INTERRUPTED the result
+/* Send a request, and read its result. DD_TIMED_OUT does not set err. On DD_INTERRUPTED, `result`
  * may have an answer that arrived before the cancellation. */
 static dd_status
 send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
@@ -49,7 +49,7 @@ send_and_read(tcp_store *store, const dd_store_request *request, bool is_users, 
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange.request, err);
     if (is_dldist) {
-        dd_tcp_write(&writer, 'u', 0); /* space for the tag, which is set when it is sent */
+        dd_tcp_write(&writer, 'u', 0); /* space for the tag, which is set on sending */
     }
     dd_tcp_write_request(&writer, row->op, request, is_users, is_dldist ? &store->target.limits : NULL);
     dd_status status = writer.status;
@@ -94,7 +94,7 @@ tcp_run_internal(tcp_store *store, const dd_store_request *request, dd_store_res
     return prepend_where(store, label, send_and_read(store, request, false, result, wait, err), err);
 }
 
-/* ---- PyTorch's protocol, which does not wait for values */
+/* ---- requests to a PyTorch server, which does not wait for values */
 
 static dd_status
 pytorch_step(tcp_store *store, dd_store_op op, const dd_store_request *request, dd_store_result *result,
@@ -105,8 +105,8 @@ pytorch_step(tcp_store *store, dd_store_op op, const dd_store_request *request, 
     return send_users(store, &step, result, wait, err);
 }
 
-/* Read the values if all keys are present, and set the result's flag. CHECK is sent first, because
- * a GET of a missing key returns an empty value. */
+/* Read the values if all keys are present, and set result->flag. CHECK must be sent first, because
+ * GET returns an empty value for a missing key. */
 static dd_status
 pytorch_try(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -121,9 +121,9 @@ pytorch_try(tcp_store *store, const dd_store_request *request, dd_store_result *
                : status;
 }
 
-/* Run a request that may wait. Try to read first, because a WAIT that times out costs its
- * connection. Try again after the WAIT while nothing can be read: another client was faster, or the
- * key has a value but no item. */
+/* Run a request that may wait. Try to read first, because a WAIT that times out costs the
+ * connection. After the WAIT, try again while nothing can be read: another client may have been
+ * faster, or the key may have a value but no item. */
 static dd_status
 pytorch_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
@@ -160,14 +160,14 @@ run_on_server(tcp_store *store, const dd_store_request *request, dd_store_result
                                      : pytorch_run(store, request, result, wait, err);
 }
 
-/* ---- timeout errors name the missing keys */
+/* ---- timeout errors, which name the missing keys */
 
 typedef struct missing_keys {
     dd_bytes keys[MAX_KEYS_NAMED];
     size_t count;
 } missing_keys;
 
-/* Find the missing keys. A dldist server needs only one request. */
+/* Find the missing keys of a request. This takes only one request to a dldist server. */
 static dd_status
 find_missing(tcp_store *store, const dd_store_request *request, missing_keys *missing)
 {
@@ -196,7 +196,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
 {
     missing_keys missing = {.count = 0};
     bool is_known = find_missing(store, request, &missing) == DD_OK && missing.count > 0;
-    /* Otherwise the server no longer answers, or the keys have appeared since: name all keys. */
+    /* If the missing keys are unknown (no answer, or they appeared meanwhile), name all keys. */
     dd_store_missing details = {.opening = "wait timeout",
                                 .root = "/",
                                 .label = dd_store_op_name(request->op),
@@ -207,7 +207,7 @@ error_missing(tcp_store *store, const dd_store_request *request, const dd_wait *
     return dd_store_error_missing(&details, wait, err);
 }
 
-/* Return true if the barrier's count (decimal, from the server) has reached the world size. */
+/* Return true if a barrier's count (decimal text from the server) has reached the world size. */
 static bool
 is_complete(dd_bytes count, int64_t world_size)
 {
@@ -218,7 +218,7 @@ is_complete(dd_bytes count, int64_t world_size)
     return narrived >= world_size;
 }
 
-/* Handle a barrier whose answer is late: the barrier's count decides whether it is open. */
+/* Handle a barrier that was not answered in time: its count in the store decides if it is open. */
 static dd_status
 resolve_late_barrier(tcp_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
@@ -241,7 +241,7 @@ resolve_late_barrier(tcp_store *store, const dd_store_request *request, const dd
 
 /* ---- operations */
 
-/* Return an item that arrived after an interrupt to the end of the queue. */
+/* Return an item, which arrived after the caller's interrupt, to the end of its queue. */
 static void
 return_item(tcp_store *store, dd_bytes key, dd_bytes item)
 {

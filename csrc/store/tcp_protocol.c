@@ -30,7 +30,7 @@ dd_tcp_op_waits(const dd_tcp_op_row *row)
            (op == DD_STORE_MULTI_GET && row->number == 0) || (op == DD_STORE_QUEUE_POP && row->number != 0);
 }
 
-/* Higher numbers come first, because dldist's own operations are better than PyTorch's. */
+/* Search from the highest number, because dldist's own operations are preferred to PyTorch's. */
 const dd_tcp_op_row *
 dd_tcp_row_for(const dd_store_request *request, bool is_dldist)
 {
@@ -55,14 +55,14 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
-/* Return the size of a number field; for k or v, the size of the length. */
+/* Return the size in bytes of a number field; for k or v, of the field's length. */
 static size_t
 number_size(char letter)
 {
     return letter == 'u' ? 4 : letter == 'b' || letter == 'c' ? 1 : 8;
 }
 
-/* Return the limit for a length or a count. A message over its limit ends the connection. */
+/* Return the limit for a field's length or count. A message over a limit ends the connection. */
 static uint64_t
 limit_of(char letter, const dd_tcp_limits *limits)
 {
@@ -84,7 +84,7 @@ error_limit(char letter, uint64_t number, uint64_t limit, dd_error *err)
     return DD_TCP_SCAN_BAD;
 }
 
-/* Scan one field. Return DD_TCP_SCAN_MORE if the field is incomplete. */
+/* Scan one field of a message. Return DD_TCP_SCAN_MORE if the field is incomplete. */
 static dd_tcp_scan_result
 scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_error *err)
 {
@@ -116,7 +116,7 @@ scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_er
     return DD_TCP_SCAN_DONE;
 }
 
-/* Return true, and set the error, if a message of this many bytes exceeds the limit. */
+/* If a message of nbytes bytes exceeds the limit, set the error and return true. */
 static bool
 is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
 {
@@ -128,7 +128,7 @@ is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
     return true;
 }
 
-/* After the last repeated field: go back to the first, or leave `step` at the message's end. */
+/* Handle the end of the repeated fields: continue with the first field if repeats remain. */
 static void
 next_repeat(dd_tcp_scan *scan)
 {
@@ -332,7 +332,7 @@ lent(dd_bytes bytes)
     return (dd_blob){.data = (uint8_t *)(uintptr_t)bytes.data, .len = bytes.len};
 }
 
-/* Read a list of keys or values. Drop internal keys; users' keys begin with "/". */
+/* Read a list of keys or values. Drop internal keys, which do not begin with "/". */
 static dd_status
 read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list, dd_error *err)
 {

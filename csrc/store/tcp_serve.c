@@ -10,7 +10,7 @@
 
 /* --- replies ------------------------------------------------------------------------------------------------- */
 
-/* Start the answer to the request conn->tag. In the handshake, only dldist clients get a status. */
+/* Start the answer to request conn->tag. During the handshake, only dldist clients get a status. */
 static dd_tcp_writer
 begin_answer(tcp_conn *conn, dd_status code)
 {
@@ -33,7 +33,7 @@ static void
 end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
     if (writer->status != DD_OK) {
-        /* `out` may end with part of a reply, so nothing can follow */
+        /* `out` may end with part of a reply, so nothing may follow it */
         tcp_conn_close(conn, "no memory for the reply");
     } else if (conn->is_tagged) {
         uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
@@ -41,7 +41,7 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
     }
 }
 
-/* Send an error. PyTorch's protocol has no errors: the connection is closed. */
+/* Send an error. PyTorch's protocol has no errors, so its clients' connections are closed. */
 static void
 reply_error(tcp_conn *conn, const dd_error *error)
 {
@@ -54,7 +54,7 @@ reply_error(tcp_conn *conn, const dd_error *error)
     end_reply(conn, &writer);
 }
 
-/* Fail if the reply to MULTI_GET would be too large: many short keys may name one large value. */
+/* Fail if the reply to MULTI_GET is too large, since many short keys may name one large value. */
 static dd_status
 check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error *err)
 {
@@ -70,7 +70,7 @@ check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error
                         (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
 }
 
-/* Send a result. A PyTorch client gets no answer to an operation that has no reply. */
+/* Send a result. For an operation without a reply, a PyTorch client gets no answer. */
 static void
 reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result)
 {
@@ -151,7 +151,7 @@ tcp_serve_forged(tcp_conn *conn)
     }
 }
 
-/* Start the answer to HELLO, and write its fields before the nonce. */
+/* Start the answer to HELLO, and write all its fields before the nonce. */
 static dd_tcp_writer
 begin_hello_reply(tcp_conn *conn)
 {
@@ -162,7 +162,7 @@ begin_hello_reply(tcp_conn *conn)
     dd_tcp_write(&writer, 'i', server->limits.max_value_bytes);
     dd_tcp_write(&writer, 'i', server->limits.max_keys);
     dd_tcp_write(&writer, 'i', server->limits.max_request_bytes);
-    dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the Unix socket's name here */
+    dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* in version 1, the Unix socket's name */
     return writer;
 }
 
@@ -182,8 +182,8 @@ must_be_sealed(const tcp_conn *conn)
     return dd_seal_is_wanted(dd_blob_view(&server->secret), server->is_encryption_off, conn->is_unix);
 }
 
-/* Create the seal, and answer HELLO with Noise message 2. `fields` are HELLO's, `offer`
- * the last. */
+/* Create the seal, and answer HELLO with Noise message 2. `fields` is the start of HELLO's fields,
+ * `offer` the last field. */
 static void
 reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
 {
@@ -208,7 +208,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     dd_status status = dd_seal_answer(&peer_offer, dd_blob_view(&conn->server->secret), DD_SEAL_SPARSE, clear,
                                       second, &conn->seal, &error);
     if (status != DD_OK) {
-        conn->out.len = conn->reply_at; /* drop this answer, because refuse() writes another one */
+        conn->out.len = conn->reply_at; /* drop this answer, since refuse() writes another */
         refuse(conn, status, error.message);
         return;
     }
@@ -219,7 +219,7 @@ reply_sealed_hello(tcp_conn *conn, const uint8_t *fields, dd_bytes offer)
     conn->state = TCP_CONN_CHALLENGED;
 }
 
-/* Return true if HELLO has the nonce or the offer that the server requires; else refuse it. */
+/* Return true if HELLO has the required field (a nonce or an offer); if not, refuse the client. */
 static bool
 is_right_kind(tcp_conn *conn, dd_bytes offer)
 {
@@ -292,7 +292,7 @@ static void
 serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
-    /* A sealed record proves the secret; bytes in the clear after HELLO do not. */
+    /* A sealed record proves that the client has the secret; unsealed bytes do not. */
     bool is_proven =
         conn->seal != NULL
             ? !conn->is_reply_clear
@@ -321,8 +321,8 @@ tcp_parked_end(tcp_parked *parked)
     atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
 }
 
-/* Answer a parked request, perhaps while another request of the connection is being served. The
- * result of a cancelled request must be empty. `error` is NULL unless the request failed. */
+/* Answer a parked request, possibly while another request of the connection is being served. For a
+ * cancelled request, `result` must be empty. `error` is NULL unless the request failed. */
 static void
 answer_parked(tcp_parked *parked, const dd_store_result *result, const dd_error *error)
 {
@@ -366,7 +366,7 @@ park(tcp_conn *conn, const dd_store_request *request)
     atomic_fetch_add_explicit(&conn->server->nparked, 1, memory_order_relaxed);
 }
 
-/* Find the request that CANCEL_WAIT cancels: of the same tag or, without tags, the only one. */
+/* Find the request that CANCEL_WAIT cancels: with the same tag or, without tags, the only one. */
 static tcp_parked *
 find_parked(const tcp_conn *conn)
 {
@@ -397,7 +397,7 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* --- store operations ---------------------------------------------------------------------- */
 
-/* List the clients that did not prove the secret: "node-b (pid 77), node-c (pid 5)". */
+/* List the clients that failed to prove the secret, such as "node-b (pid 77), node-c (pid 5)". */
 static dd_status
 list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
@@ -411,7 +411,7 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
     return status;
 }
 
-/* Write why the server cannot accept connections: "Too many open files (errno 24)" or "". */
+/* Write why the server cannot accept connections: "Too many open files (errno 24)", or "". */
 static dd_status
 write_accept_error(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
 {
@@ -446,13 +446,13 @@ serve_by_keyspace(tcp_conn *conn, const dd_store_request *request, dd_store_resu
     return status == DD_QUEUE_EMPTY ? DD_OK : status;
 }
 
-/* Finish a request whose reply was written. */
+/* Do what must follow a request's reply: undo a pop, or count a client that has joined. */
 static void
 complete_request(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
 {
     dd_tcp_server *server = conn->server;
     if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_closing) {
-        /* The reply was not sent: return the item to the queue, if memory allows. */
+        /* The reply was not sent, so return the item to the queue, unless memory is lacking. */
         (void)!dd_keyspace_queue_unpop(&server->ks, request->keys[0], &result->value, NULL);
     }
     if (request->op == DD_STORE_ADD &&
@@ -462,7 +462,7 @@ complete_request(tcp_conn *conn, const dd_store_request *request, dd_store_resul
     }
 }
 
-/* Serve a store operation. If a MULTI_SET fails, its first keys may be set and the others not. */
+/* Serve a store operation. A MULTI_SET that fails may have set its first keys. */
 static void
 serve_store(tcp_conn *conn, dd_bytes fields)
 {
@@ -490,7 +490,7 @@ serve_store(tcp_conn *conn, dd_bytes fields)
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */
 
-/* Handlers of the operations that concern the connection itself. */
+/* Handlers of the operations that concern only the connection. */
 static void (*const serve_table[])(tcp_conn *conn, dd_tcp_reader *reader) = {
     [DD_TCP_VALIDATE] = serve_validate, [DD_TCP_CANCEL_WAIT] = serve_cancel_wait,
     [DD_TCP_PING] = serve_ping,         [DD_TCP_HELLO] = serve_hello,

@@ -65,7 +65,7 @@ tcp_server_turn(dd_tcp_server *server, int timeout_ms)
 
 /* --- listening ----------------------------------------------------------------------------------------------- */
 
-/* Stop watching the listening socket for this time, or the loop would spin on the same event. */
+/* Stop watching a listening socket for duration_ns: otherwise the loop would spin on its event. */
 static void
 pause_listener(tcp_listener *listener, int64_t duration_ns)
 {
@@ -91,10 +91,10 @@ resume_listeners(dd_tcp_server *server)
     return next_ns;
 }
 
-/* Shortest time between two log records about connections that were not accepted. */
+/* Minimum time between two log records of connections that were not accepted. */
 #define ACCEPT_LOG_NS DD_NS_PER_S
 
-/* Record an accept. `reason` is the errno if it failed or the connection is surplus, else 0. */
+/* Record an attempt to accept. `reason` is its errno, EMFILE for a surplus connection, else 0. */
 static void
 note_accept(dd_tcp_server *server, int reason)
 {
@@ -121,8 +121,8 @@ accept_conn(tcp_listener *listener, int fd, bool is_surplus)
 {
     dd_tcp_server *server = listener->server;
     if (listener->is_unix && !dd_sock_is_same_user(fd)) {
-        /* All users can connect to the abstract Unix socket. Over TCP only the secret excludes
-         * other users. */
+        /* Users can connect to any abstract Unix socket of this host. Over TCP, only the secret
+         * keeps other users out. */
         DD_LOG(DD_LOG_INFO, "store server: port %u: refused another user on its Unix socket", server->port);
         dd_sock_close(fd);
         return;
@@ -203,15 +203,15 @@ listen_on_addr(dd_tcp_server *server, const dd_addr *addr, dd_error *err)
     return DD_OK;
 }
 
-/* Return true if the machine lacks the address family, or the address is another machine's. */
+/* Return true if the address, or its family, does not exist on this machine. */
 static bool
 is_address_absent(const dd_error *error)
 {
     return error->sys_errno == EADDRNOTAVAIL || error->sys_errno == EAFNOSUPPORT;
 }
 
-/* Listen on all addresses of the list with one port. Absent ones are skipped, if one is present.
- * With port 0 the first address chooses the port; if another one has it in use, start again. */
+/* Listen with one port on all addresses of the list that exist on this machine; at least one must.
+ * With port 0 the first address chooses the port; if another address has it in use, start again. */
 static dd_status
 listen_on_list(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
 {
@@ -238,7 +238,7 @@ static dd_status
 listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
                dd_error *err)
 {
-    /* "::" does not exist on a machine without IPv6; then listen on "0.0.0.0". */
+    /* On a machine without IPv6, "::" does not exist: then listen on "0.0.0.0". */
     bool is_all = dd_addr_is_wildcard(options->host) && strcmp(options->host, "0.0.0.0") != 0;
     const char *hosts[] = {is_all ? "::" : options->host, "0.0.0.0"};
     dd_error failure = {0};
@@ -257,7 +257,7 @@ listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, cons
     if (status != DD_OK) {
         (void)dd_error_copy(err, &failure);
         bool is_other_host = failure.sys_errno == EADDRNOTAVAIL;
-        /* The first words are torch.distributed's, for which scripts search. */
+        /* The first words are those of torch.distributed, because scripts search for them. */
         dd_error_prepend(
             err, "The server socket has failed to listen on any local network address%s. port: %u",
             is_other_host ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)" : "",
@@ -282,7 +282,7 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
     if (status != DD_OK) {
         return status;
     }
-    /* If the socket had no port, listen() has assigned one. */
+    /* If the socket was not bound to a port, listen() has assigned one. */
     status = dd_sock_find_port(options->listen_fd, &server->port, err);
     if (status != DD_OK) {
         return status;
@@ -309,8 +309,8 @@ dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name)
     return true;
 }
 
-/* Return true if the caller's socket listens on all IPv6 addresses but not on IPv4: the name of a
- * Unix socket for all addresses would then be wrong. */
+/* Return true if the caller's socket listens on all IPv6 addresses but not on IPv4: a Unix socket
+ * must not have a name for all addresses then. */
 static bool
 is_for_v6_alone(const dd_addr *addr, int fd)
 {
@@ -321,7 +321,7 @@ is_for_v6_alone(const dd_addr *addr, int fd)
            dd_sys_getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_alone, &len) == 0 && is_alone;
 }
 
-/* Listen on a Unix socket beside each TCP socket, for this host. A failure is only logged. */
+/* For clients on this host, listen on a Unix socket beside each TCP socket. Only logs failures. */
 static void
 listen_on_unix(dd_tcp_server *server)
 {
@@ -351,7 +351,7 @@ on_wake(tcp_handler *handler, uint32_t events)
     DD_CONTAINER_OF(handler, dd_tcp_server, wake)->is_stopping = true;
 }
 
-/* Run the expired timers. Return how long the loop may sleep, in ms; -1 if there is no limit. */
+/* Run the expired timers. Return the milliseconds that the loop may sleep; -1 for no limit. */
 static int
 expire(dd_tcp_server *server)
 {
@@ -458,7 +458,7 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
     }
     if (status != DD_OK) {
         if (options->listen_fd >= 0 && server->nlisteners > 0) {
-            /* after a failure, the socket of the first listener belongs to the caller again */
+            /* after a failure, the caller owns its socket, the first listener's, again */
             tcp_server_unwatch(server, &server->listeners[0].handler);
             server->listeners[0].handler.fd = -1;
         }
@@ -524,13 +524,13 @@ dd_tcp_server_acquire(dd_tcp_server *server)
 void
 dd_tcp_server_release(dd_tcp_server *server)
 {
-    /* A forked child has no server thread and closed descriptors, and the data may be half changed,
-     * so this copy of the server is leaked. */
+    /* A forked child has no server thread, its descriptors are closed, and the data may be half
+     * changed: leak this copy of the server. */
     if (server == NULL || server->fork_generation != dd_fork_generation()) {
         return;
     }
-    /* Hold the registry's lock to the end; otherwise another thread that opens this port could find
-     * a server that is stopping, or the port still in use. */
+    /* Hold the registry's lock to the end: otherwise another thread that opens this port could find
+     * a server that is stopping, or find the port still in use. */
     dd_tcp_registry *registry = server->registry;
     if (registry != NULL) {
         dd_lock_take(&registry->mu);
@@ -538,7 +538,7 @@ dd_tcp_server_release(dd_tcp_server *server)
     if (atomic_fetch_sub(&server->refs, 1) == 1) {
         dd_list_remove(&server->registry_link);
         uint64_t one = 1;
-        /* write() fails only if the counter is full, and then the loop is already awake. */
+        /* The write fails only if the counter is full, and then the loop is awake already. */
         (void)!dd_sys_write(server->wake.fd, &one, sizeof one);
         dd_thread_join(server->thread);
         tcp_server_free(server);

@@ -29,7 +29,7 @@ tcp_store_destroy(dd_store *head)
     tcp_store *store = tcp_store_of(head);
     bool is_forked = dd_store_is_forked(head);
     if (!is_forked) {
-        /* In a forked child the following data may be half changed, so it is leaked. */
+        /* In a forked child this data may be half changed, so it is leaked. */
         while (store->nidle > 0) {
             tcp_link_destroy(store->idle[--store->nidle], false);
         }
@@ -99,7 +99,7 @@ open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* Join the store: increment the join key, which is an internal key. */
+/* Join the store: increment DD_TCP_JOIN_KEY, an internal key. */
 static dd_status
 join(tcp_store *store, const dd_wait *wait, dd_error *err)
 {
@@ -151,7 +151,7 @@ dd_tcp_store_is_server(dd_store *store)
     return tcp_store_of(store)->server != NULL;
 }
 
-/* Find the TCPStore below all prefixes. NULL if the store is of another kind. */
+/* Find the TCPStore below all prefixes. Return NULL if the store is of another kind. */
 static tcp_store *
 find_tcp_store(dd_store *store)
 {
@@ -178,7 +178,7 @@ dd_tcp_store_own_addr(dd_store *store)
     return is_loopback_client ? (dd_addr){.len = 0} : target->own_addr;
 }
 
-/* Read an internal key of a dldist server. The value is empty for other stores. */
+/* Read an internal key of a dldist server. For any other store, the value is empty. */
 static dd_status
 read_server_key(dd_store *store, const char *name, const char *label, dd_blob *value, const dd_wait *wait,
                 dd_error *err)

@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <string.h>
 
-/* Longest valid answer, in bytes. A longer one is a protocol error. */
+/* Maximum length of an answer in bytes. A longer answer is a protocol error. */
 #define ANSWER_MAX_BYTES (UINT64_C(1) << 42)
 #define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
@@ -21,7 +21,7 @@ swap(dd_blob *a, dd_blob *b)
     *b = shared;
 }
 
-/* ---- sending */
+/* ---- sending requests */
 
 static dd_status
 flush_locked(tcp_store *store, dd_error *err)
@@ -38,8 +38,8 @@ flush_locked(tcp_store *store, dd_error *err)
     return status;
 }
 
-/* Send a request after the unsent bytes of earlier ones (the backlog). Bytes that cannot be sent
- * become the backlog, which may take over the blob. */
+/* Send a request after the unsent bytes of earlier requests (the backlog). Bytes that cannot be
+ * sent now become the backlog, which may take over the memory of `request`. */
 static dd_status
 send_request_locked(tcp_store *store, dd_blob *request, dd_error *err)
 {
@@ -74,7 +74,7 @@ send_request(tcp_store *store, tcp_exchange *exchange, dd_error *err)
     return status;
 }
 
-/* Request the server to cancel the request, if it has not been answered. */
+/* Send a request to cancel `exchange`, unless it has been answered. */
 static dd_status
 send_cancel(tcp_store *store, const tcp_exchange *exchange)
 {
@@ -91,7 +91,7 @@ send_cancel(tcp_store *store, const tcp_exchange *exchange)
     return status;
 }
 
-/* ---- receiving */
+/* ---- receiving answers */
 
 static tcp_exchange *
 find_locked(tcp_store *store, uint32_t tag)
@@ -127,7 +127,7 @@ tcp_tagged_free(tcp_exchange *pop)
     dd_mem_free(pop);
 }
 
-/* Handle the answer to an abandoned QUEUE_POP: return the item to the end of the queue. */
+/* Handle the answer to an abandoned QUEUE_POP: return its item to the end of the queue. */
 static void
 return_item_locked(tcp_store *store, tcp_exchange *pop)
 {
@@ -152,7 +152,7 @@ return_item_locked(tcp_store *store, tcp_exchange *pop)
     tcp_tagged_free(pop);
 }
 
-/* Read why the server closes the connection. DD_OK if the message is of an unknown kind. */
+/* Read the reason why the server closes the connection; DD_OK if the message is not understood. */
 static dd_status
 read_close_reason(dd_bytes answer, dd_error *err)
 {
@@ -163,8 +163,8 @@ read_close_reason(dd_bytes answer, dd_error *err)
     return status != DD_OK && is_whole ? dd_error_set(err, DD_NETWORK, "%s", reason.message) : DD_OK;
 }
 
-/* Pass complete answers to their requests. Usually one answer is all that was received, and needs
- * no copy. Without memory for a copy, the answer is empty. Unknown tags are dropped. */
+/* Pass complete answers to their requests, and drop unknown tags. Usually one answer is all that
+ * was received, and is not copied. If there is no memory for a copy, the answer stays empty. */
 static dd_status
 deliver_locked(tcp_store *store, dd_error *err)
 {
@@ -217,7 +217,7 @@ deliver_locked(tcp_store *store, dd_error *err)
     return DD_OK;
 }
 
-/* Receive bytes or wait for an event. Call it unlocked, on the thread that has set is_read. */
+/* Receive bytes, or wait for an event. Only for the thread that has set is_read; unlocked. */
 static dd_status
 receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {
@@ -226,14 +226,14 @@ receive_or_wait(tcp_store *store, short events, const dd_wait *wait, dd_error *e
     return status != DD_OK || is_any ? status : dd_sock_wait(store->link->fd, events, wait, err);
 }
 
-/* Send the unsent bytes of all requests, while another thread reads. Called without the lock. */
+/* Help to send the backlog while another thread reads. Must be called without the lock. */
 static dd_status
 help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     if (is_behind) {
-        /* Wait only one slice, because the other thread may stop reading, and a server reads
-         * requests only if its answers are received. */
+        /* Wait for only one slice: the other thread may stop reading, and a server reads requests
+         * only while its answers are received. */
         dd_wait slice = dd_wait_at_most(wait, DD_WAIT_SLICE_NS);
         status = dd_sock_wait(store->link->fd, POLLOUT, &slice, err);
         status = status == DD_NETWORK_TIMED_OUT ? DD_OK : status;
@@ -245,7 +245,7 @@ help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *er
                : status;
 }
 
-/* Read for all threads. While another thread reads, sleep until it gets this answer or stops. */
+/* Read for all threads; if another thread reads, sleep until it delivers this answer or stops. */
 static dd_status
 step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -274,7 +274,7 @@ step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait,
     return status == DD_OK ? flush_locked(store, err) : status;
 }
 
-/* Wait for the answer. After a failure the caller may call this again. */
+/* Wait for the answer. If this fails, the caller may call it again. */
 static dd_status
 await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -292,7 +292,7 @@ await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait
     return status;
 }
 
-/* Keep a record of an abandoned QUEUE_POP, whose answer may have an item to return. */
+/* Keep the tag and the key of an abandoned QUEUE_POP, whose answer may have an item to return. */
 static void
 keep_cancelled_pop_locked(tcp_store *store, const tcp_exchange *exchange)
 {

@@ -22,7 +22,7 @@ tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
     }
 }
 
-/* ---- links */
+/* ---- connections */
 
 dd_status
 tcp_untagged_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_error *err)
@@ -65,8 +65,9 @@ tcp_untagged_release(tcp_store *store, tcp_link *link)
     }
 }
 
-/* Return true if the server is reachable, so that it closed the connection because it does not know
- * the operation: PyTorch's plain backend has no queues, older releases no list or barrier. */
+/* Return true if the server is reachable: then it closed the connection because it does not know
+ * the operation. PyTorch's plain backend has no queues, and older releases have no list and no
+ * barrier. */
 static bool
 is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 {
@@ -80,7 +81,6 @@ is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
     return true;
 }
 
-/* Send a request and receive its reply. A PING's answer confirms a request without a reply. */
 dd_status
 tcp_untagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
