@@ -24,7 +24,7 @@
 #define DD_POLLS_HASTY 16
 /* Number of polls for a collective or a message: ranks usually arrive within 2 microseconds. */
 #define DD_POLLS_PATIENT 64
-/* Number of polls of a window's word, unlocked. CROWDED: if ranks share cores; polls yield. */
+/* Number of polls of a window's word, unlocked. CROWDED: if ranks share cores; each poll yields. */
 #define DD_POLLS_OF_WORD 512
 #define DD_POLLS_OF_WORD_CROWDED 8
 /* Number of polls of the engine's lock, which the driving thread releases after each round. */
@@ -44,7 +44,7 @@
 /* Maximum time that a caller which drives the engine polls for peers. */
 #define DD_POLL_PEERS_NS (1 * DD_NS_PER_MS)
 /* Maximum time that a thread without a lock polls for other ranks of a large collective: no rank
- * needs longer for a piece. CROWDED: if ranks share cores, they take turns and publish later. */
+ * needs longer for a piece. CROWDED: the time if ranks share cores, since they then take turns. */
 #define DD_POLL_PIECE_NS (100 * DD_NS_PER_US)
 #define DD_POLL_PIECE_CROWDED_NS (1 * DD_NS_PER_MS)
 /* Maximum time that the engine's own thread polls, which takes its core from computing threads. */
@@ -62,8 +62,8 @@
 
 /* ---- naps */
 
-/* Time to nap while a carrier library runs an operation. For the first AWAKE time of the operation,
- * the thread polls instead. */
+/* Time to nap while a carrier library runs an operation. For the first DD_AWAKE_LIBRARY_NS of the
+ * operation, the thread polls instead. */
 #define DD_NAP_LIBRARY_NS DD_NS_PER_MS
 #define DD_AWAKE_LIBRARY_NS (50 * DD_NS_PER_MS)
 /* Shortest and longest time to nap for a GPU's event; the time doubles with each nap. */

@@ -11,7 +11,7 @@
  * number of copies in one way, then in the other. */
 typedef struct dd_copy_trial {
     bool is_open;
-    int nbefore; /* number of first copies in each way that are not measured */
+    int nbefore; /* number of unmeasured copies at the start of each way */
     int ntaken;
     int64_t best[2]; /* lowest cost of a copy: [0] through the caches, [1] past them */
     int64_t begin_ns;

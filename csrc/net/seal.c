@@ -27,7 +27,7 @@ struct dd_seal {
     seal_direction out;
     size_t claimed; /* number of bytes of the caller's parts that `out` already contains */
     seal_direction in;
-    size_t plain_begin; /* range of decrypted bytes that the caller has not taken, in in.buffer */
+    size_t plain_begin; /* start of the decrypted bytes in in.buffer that were not taken yet */
     size_t plain_end;
 };
 

@@ -81,6 +81,7 @@ is_op_unknown(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
     return true;
 }
 
+/* Exchange a request and its reply. A PING's answer confirms a request that has no reply. */
 dd_status
 tcp_untagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {

@@ -244,8 +244,8 @@ dd_connector_close(dd_connector *self)
         return;
     }
     if (self->generation != dd_fork_generation()) {
-        /* The thread may have been running at the fork, so its data may be inconsistent: do not
-         * touch it. */
+        /* The thread may have been running at the fork, so its data may be inconsistent: only free
+         * memory. */
         dd_mem_free(self);
         return;
     }

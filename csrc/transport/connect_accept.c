@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Time for a dialler's first message; only a dialler with an overloaded CPU takes longer. */
+/* Time within which a dialler continues the handshake, unless its CPU is overloaded. */
 #define GRACE_NS DD_NS_PER_S
 /* Timeout for the one-byte answer of a process of the same user, which has usually arrived. */
 #define TAKEN_TIMEOUT_NS DD_NS_PER_S

@@ -24,8 +24,8 @@ typedef enum dd_message_kind {
     DD_MESSAGE_WINDOW,
 } dd_message_kind;
 
-/* A send or receive in progress. Its owner embeds the struct, must fill in the fields before
- * `source`, and must not touch them between the post and on_done. */
+/* A send or receive in progress. Its owner embeds this struct and must fill in the fields before
+ * `source`. The owner must not touch the struct between the post and on_done. */
 typedef struct dd_message dd_message;
 struct dd_message {
     dd_message_kind kind;

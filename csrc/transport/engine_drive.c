@@ -465,7 +465,7 @@ run_background(void *arg)
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
     engine_callers_seen seen = {0};
-    dd_fence_register(); /* register here, since creating a group takes longer than this */
+    dd_fence_register(); /* no caller waits for this: creating a group takes longer */
     while (engine_nap(engine, &seen)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_active && is_idle(engine)) {

@@ -113,13 +113,12 @@ struct dd_lane {
  *     CONNECTED              BUSY                   closed
  *     LOST                   BUSY                   closed
  *
- * A peer that breaks (peer_break) is LOST forever: its groups never use it again. Its process may
- * be alive, since a cut network also breaks links. If a later meeting (rendezvous) has its endpoint
+ * A peer that breaks (peer_break) stays LOST: its groups never use it again. Its process may be
+ * alive, since a cut network also breaks links. If a later meeting (rendezvous) has its endpoint
  * again, a new dd_peer with the same uid, in state IDLE, replaces the lost one in engine->peers
- * (peer_replace); only older groups refer to the lost dd_peer. The two share no link, message or
- * error. A frame on the new link for a group that knows only the lost dd_peer is dropped, as for a
- * closed group. A peer whose process has ended or broken the protocol is never replaced
- * (is_final). */
+ * (peer_replace); only older groups refer to the lost one. The two share no link, message or error.
+ * A frame on the new link for a group that knows only the lost dd_peer is dropped, as for a closed
+ * group. A peer whose process has ended or broken the protocol is never replaced (is_final). */
 typedef enum peer_state {
     PEER_IDLE,
     PEER_ACCEPTING, /* a dial by the peer was accepted, and its link is being created */
