@@ -300,7 +300,7 @@ meeting_end_for_last_rank(const meeting_keys *keys, const meeting_entry *entry, 
     bool is_complete = false;
     dd_status status = have_all_joined(&self, npolls, &is_complete, err);
     *has_ended = false;
-    if (is_complete) { /* the meeting may have ended, and its payloads may be deleted */
+    if (is_complete) { /* if the meeting has ended, its payloads may be deleted */
         status = meeting_try_get(&self.keys, meeting_key(&self.keys, "end"), &reply.value, has_ended, err);
     }
     if (is_complete && status == DD_OK && !*has_ended) {

@@ -38,7 +38,7 @@ check_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *prese
     for (size_t i = 0; i < addrs->count; i++) {
         const dd_addr *addr = &addrs->items[i];
         if (!is_same_host && dd_addr_is_loopback(addr)) {
-            continue; /* skip: from this host, loopback does not lead to another host */
+            continue; /* skip loopback: it leads to this host, not to the endpoint's */
         }
         dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);
         dd_error why = {0};

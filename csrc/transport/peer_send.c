@@ -292,7 +292,7 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
 }
 
 /* Write a frame immediately, if no other frame is waiting. An unwritten rest stays the current
- * frame. Returns false if the frame must be queued, true if not, even if the lane breaks. */
+ * frame. Returns false if the frame must be queued; otherwise true, also if the lane breaks. */
 static bool
 write_at_once(dd_peer *peer, const out_frame *out)
 {
