@@ -12,7 +12,7 @@
 #define BUILTIN_TYPE (-5)       /* number that stands for Python's TypeError */
 
 /* The exception classes. Base classes must come before the classes derived from them. A class
- * without a base derives from RuntimeError. */
+ * without a base derives from RuntimeError, as torch's (docs/c10d-differences.md, "Other errors"). */
 static const struct {
     py_error_kind kind;
     const char *name;

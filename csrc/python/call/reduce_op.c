@@ -88,7 +88,7 @@ constant_of(PyTypeObject *type, dd_redop op)
     return PyObject_GetAttrString((PyObject *)type, dd_redop_name(op));
 }
 
-/* Return DistArgumentError (borrowed), a subclass of RuntimeError, as in c10d, and ValueError. */
+/* Return DistArgumentError (borrowed). */
 static PyObject *
 argument_error(PyTypeObject *type)
 {

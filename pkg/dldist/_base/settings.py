@@ -33,7 +33,7 @@ class Kind:
     def error(self, name: str, text: str) -> ValueError:
         if self.expected:
             return ValueError(f"{name} must be {self.expected}, not {text!r}")
-        # The text is torch.distributed's. DistArgumentError is also a RuntimeError, as in torch.
+        # torch.distributed's error text
         return _core.DistArgumentError(f"Invalid value for environment variable: {name} ({text!r})")
 
 
