@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUDGETS = {"csrc": 85_960, "pkg": 32_000}
+BUDGETS = {"csrc": 86_030, "pkg": 32_050}
 SUFFIXES = {".c", ".h", ".cu", ".py", ".in", ".cpp"}
 
 

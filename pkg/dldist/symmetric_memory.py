@@ -13,6 +13,7 @@ from dldist import _core
 from dldist._api.shared_arrays import group_of
 from dldist._backends import registry
 from dldist._backends.backend_names import device_type_of
+from dldist._base.options import as_int
 from dldist._windows import symmetric
 from dldist._windows.symmetric import SymmetricMemory
 from dldist.types import AnyGroup, Tensor
@@ -78,9 +79,10 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 
 def set_signal_pad_size(size: int) -> None:
     """Set the bytes for signals of each rank in later windows. Must be the same on all ranks."""
-    if size <= 0:
-        raise ValueError(f"set_signal_pad_size(): argument 'size' must be above 0, not {size}")
-    symmetric.signal_pad_size = size
+    nbytes = as_int("set_signal_pad_size(): argument 'size'", size)
+    if nbytes <= 0:
+        raise ValueError(f"set_signal_pad_size(): argument 'size' is out of range: got {nbytes}, expected 1 or more")
+    symmetric.signal_pad_size = nbytes
 
 
 def get_signal_pad_size() -> int:

@@ -31,6 +31,7 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist._launch import child_calls, processes, rank_environment, testing_child
 from dldist._objects import pickling
 
@@ -217,7 +218,7 @@ def _run(
     init: bool,
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
-        raise ValueError(f"argument 'nranks' must be 1 or more, not {nranks!r}")
+        raise ValueError(f"{argument_names.title('nranks')} is out of range: got {nranks!r}, expected 1 or more")
     store, environments = rank_environment.serve_store(nranks)
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}

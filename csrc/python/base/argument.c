@@ -19,18 +19,51 @@ exception_of_fault(const py_state *state, py_fault fault)
     return PyExc_TypeError;
 }
 
+/* Return "<function>(): argument '<name>'" with the names of the program's call, as a new
+ * reference. Names of the extension remain if the lookup fails. */
+static PyObject *
+title_of(const char *function, const char *name)
+{
+    PyObject *module = PyImport_ImportModule("dldist._base.argument_names");
+    PyObject *title = module != NULL ? PyObject_CallMethod(module, "title", "ss", name, function) : NULL;
+    Py_XDECREF(module);
+    if (title == NULL) {
+        py_error_forget();
+        title = PyUnicode_FromFormat("%s(): argument '%s'", function, name);
+    }
+    return title;
+}
+
+static void
+raise_with_title(PyObject *exception, const char *function, const char *name, const char *format,
+                 va_list args)
+{
+    PyObject *text = PyUnicode_FromFormatV(format, args);
+    PyObject *title = text != NULL ? title_of(function, name) : NULL;
+    if (title != NULL) {
+        PyErr_Format(exception, "%U %U", title, text);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(title);
+}
+
+void
+py_raise_for_argument(PyObject *exception, const char *function, const char *name, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    raise_with_title(exception, function, name, format, args);
+    va_end(args);
+}
+
 void
 py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    PyObject *text = PyUnicode_FromFormatV(format, args);
+    raise_with_title(exception_of_fault(argument->state, fault), argument->function, argument->name, format,
+                     args);
     va_end(args);
-    if (text != NULL) {
-        PyErr_Format(exception_of_fault(argument->state, fault), "%s(): argument '%s' %U", argument->function,
-                     argument->name, text);
-        Py_DECREF(text);
-    }
 }
 
 /* Return the first line of the exception's text as a new reference. The rest is dropped, because

@@ -19,8 +19,13 @@ typedef enum py_fault {
     PY_FAULT_TYPE,  /* the value is not a tensor: raises TypeError */
 } py_fault;
 
-/* Raise the exception for `fault`, with the text "<function>(): argument '<name>' <text>". <text>
- * is formatted from `format` as by PyUnicode_FromFormat. */
+/* Raise `exception` with the text "<function>(): argument '<name>' <text>". <text> is formatted from
+ * `format` as by PyUnicode_FromFormat. Both names are replaced by those of the program's call, if it
+ * is another one (_base/argument_names.py). */
+void py_raise_for_argument(PyObject *exception, const char *function, const char *name, const char *format,
+                           ...);
+
+/* Raise the exception for `fault`, with the text of py_raise_for_argument. */
 void py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...);
 
 /* Raise DistArgumentError. The format is "<problem>: got <value>, expected <value>[; <remedy>]". */

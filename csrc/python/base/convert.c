@@ -12,8 +12,7 @@ py_raise_wrong_type(const char *function, const char *name, const char *wanted, 
 {
     PyObject *type_name = PyType_GetName(Py_TYPE(value));
     if (type_name != NULL) {
-        PyErr_Format(PyExc_TypeError, "%s(): argument '%s' must be %s, not %U", function, name, wanted,
-                     type_name);
+        py_raise_for_argument(PyExc_TypeError, function, name, "must be %s, not %U", wanted, type_name);
         Py_DECREF(type_name);
     }
 }
@@ -167,9 +166,8 @@ py_to_int64(PyObject *value, int64_t *number, const char *function, const char *
     long long wide = PyLong_AsLongLongAndOverflow(index, &overflow);
     Py_DECREF(index);
     if (overflow != 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s(): argument '%s' is out of range: got %R, expected an int of 64 bits", function,
-                     name, value);
+        py_raise_for_argument(PyExc_TypeError, function, name,
+                              "is out of range: got %R, expected an int of 64 bits", value);
         return false;
     }
     *number = wide;

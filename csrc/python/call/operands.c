@@ -114,11 +114,10 @@ check_dtype(const py_operands *operands, const py_tensor *tensor, const char *na
     if (operands->npieces == 0 || operands->pieces[0].tensor.view.dtype == tensor->view.dtype) {
         return true;
     }
-    PyErr_Format(
-        operands->state->errors[PY_ERROR_TYPE],
-        "%s(): argument '%s' has another dtype: got %s, expected %s; all tensors of a call have the same dtype",
-        operands->function, name, dd_dtype_name(tensor->view.dtype),
-        dd_dtype_name(operands->pieces[0].tensor.view.dtype));
+    py_raise_for_argument(operands->state->errors[PY_ERROR_TYPE], operands->function, name,
+                          "has another dtype: got %s, expected %s; all tensors of a call have the same dtype",
+                          dd_dtype_name(tensor->view.dtype),
+                          dd_dtype_name(operands->pieces[0].tensor.view.dtype));
     return false;
 }
 

@@ -592,6 +592,7 @@ def _former_name(name: str, call: Any) -> Any:
         return call(*args, **named)
 
     renamed.__name__ = renamed.__qualname__ = name
+    renamed.__code__ = renamed.__code__.replace(co_name=name)  # in tracebacks, and argument_names
     renamed.__doc__ = f"Deprecated name of {call.__name__}."
     renamed.__wrapped__ = call  # type: ignore[attr-defined]  # gives the signature
     return renamed

@@ -13,7 +13,7 @@ from dldist._backends.cpu import ProcessGroupGloo
 from dldist._backends.health_check import HealthCheckHook
 from dldist._backends.process_group import DistributedBackendOptions, ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER
-from dldist._base import settings
+from dldist._base import argument_names, settings
 from dldist._base.options import DebugLevel, get_debug_level
 from dldist._rendezvous.urls import Endpoint
 
@@ -27,11 +27,11 @@ def check_timeout(timeout: Any) -> timedelta:
         try:
             timeout = timedelta(seconds=timeout)
         except (ValueError, OverflowError):
-            raise ValueError(f"argument 'timeout' must be a finite number of seconds, not {timeout}") from None
+            raise ValueError(f"{argument_names.title('timeout')} is not a valid time: got {timeout}, expected a finite number of seconds") from None
     if not isinstance(timeout, timedelta):
         raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
     if timeout.days < 0:
-        raise ValueError(f"argument 'timeout' must be 0 or more, not {timeout!r}")
+        raise ValueError(f"{argument_names.title('timeout')} is not a valid time: got {timeout!r}, expected 0 or more")
     return timeout
 
 

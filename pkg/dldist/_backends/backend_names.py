@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from dldist import carriers
+from dldist._base import argument_names
 from dldist._base.options import BackendType
 from dldist._rendezvous import launchers
 
@@ -170,7 +171,7 @@ def device_type_of(device: Any) -> str:
     text = device if isinstance(device, str) else getattr(device, "type", None)
     if not isinstance(text, str):
         raise TypeError(
-            f'argument \'device\' must be a name such as "cpu" or "cuda:1", or a torch.device, not {type(device).__name__}'
+            f'{argument_names.title("device")} must be a name such as "cpu" or "cuda:1", or a torch.device, not {type(device).__name__}'
         )
     return text.partition(":")[0]
 

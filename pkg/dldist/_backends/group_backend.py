@@ -115,7 +115,7 @@ class GroupBackend(Backend):
 
     def _message(self, method: str, tensors: Any) -> Any:
         if len(tensors) != 1:
-            raise RuntimeError(f"{type(self).__name__}::{method}: got {len(tensors)} tensors, expected 1")
+            raise RuntimeError(f"{type(self).__name__}::{method} takes a single tensor, not {len(tensors)}")
         return tensors[0]
 
     def set_timeout(self, timeout: timedelta) -> None:

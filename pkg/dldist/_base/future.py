@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist._base.array_types import Timeout
 
 
@@ -67,7 +68,7 @@ class Future:
             if self._wait_lock is None:
                 self._wait_lock = allocate_lock()
                 self._wait_lock.acquire()
-        seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
+        seconds = -1.0 if timeout is None else min(seconds_of(timeout), 1e9)
         if self._wait_lock.acquire(True, seconds):
             self._wait_lock.release()  # wakes the next waiting thread
         elif not self._is_done:
@@ -163,22 +164,19 @@ class Future:
 def seconds_of(timeout: Any) -> float:
     """Convert a timeout, a timedelta or a number of seconds, to seconds."""
     total = getattr(timeout, "total_seconds", None)
-    return float(total() if total is not None else timeout)
-
-
-def _seconds(timeout: Any) -> float:
     try:
-        seconds = seconds_of(timeout)
+        seconds = float(total() if total is not None else timeout)
     except (TypeError, ValueError):
-        raise TypeError(f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}") from None
+        kind = type(timeout).__name__
+        raise TypeError(f"{argument_names.title('timeout')} must be timedelta or a number of seconds, not {kind}") from None
     if not seconds >= 0:  # rejects NaN too, unlike `seconds < 0`
-        raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
+        raise _core.DistArgumentError(f"{argument_names.title('timeout')} is not a valid time: got {timeout!r}, expected 0 or more")
     return seconds
 
 
 def wait_for(work: _core.Work, timeout: Timeout | None) -> None:
     """Wait for a work. timeout=0 checks once, although in Work.wait(0) 0 means no limit."""
-    if timeout is not None and _seconds(timeout) == 0 and not work.is_completed():
+    if timeout is not None and seconds_of(timeout) == 0 and not work.is_completed():
         raise _core.DistTimeoutError("Operation timed out! The operation is pending (timeout)")
     work.wait(timeout)
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from dldist import _core
+from dldist._base import argument_names
 
 
 class _Numbered(enum.Enum):
@@ -134,16 +135,18 @@ def as_timedelta(where: str, value: Any) -> timedelta:
 _FOREVER_S = 86400.0 * 999_999_999  # the maximum seconds of a timedelta
 
 
-def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
+def to_timedelta(value: Any, where: str = "") -> timedelta:
     """Convert a timedelta or any number of seconds to a timedelta."""
     if isinstance(value, timedelta):
         return value
     try:
         seconds = float(value)
     except (TypeError, ValueError):
+        where = where or argument_names.title("timeout")
         raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}") from None
     if not seconds >= 0:  # rejects NaN too, unlike `seconds < 0`
-        raise _core.DistArgumentError(f"{where} must be a time of 0 or more, not {value!r}")
+        where = where or argument_names.title("timeout")
+        raise _core.DistArgumentError(f"{where} is not a valid time: got {value!r}, expected 0 or more")
     return timedelta(seconds=seconds) if seconds < _FOREVER_S else timedelta.max
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from dldist._base import argument_names
+
 IN_BAND_BYTES = 1 << 16
 """Arrays of fewer bytes are copied into the head, because a copy costs less than a message."""
 
@@ -23,7 +25,7 @@ def find(name: str) -> Any:
     buffers; `read(head, buffers)` returns the object; `number` identifies the serializer in a
     prefix."""
     if name not in MODULES:
-        raise ValueError(f"argument 'serializer' must be 'safe' or 'pickle', not {name!r}")
+        raise ValueError(f"{argument_names.title('serializer')} is unknown: got {name!r}, expected 'safe' or 'pickle'")
     return __import__(MODULES[name], fromlist=("write",))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from dldist import _core
+from dldist._base import argument_names
 
 NAMES = ("mpi", "ucc", "xccl")
 
@@ -23,7 +24,7 @@ _groups: dict[str, WeakSet[_core.Group]] = {}
 
 def _module(name: str) -> ModuleType:
     if name not in NAMES:
-        raise ValueError(f"unknown carrier {name!r}: expected one of {', '.join(map(repr, NAMES))}")
+        raise ValueError(f"{argument_names.title('name')}: unknown carrier: got {name!r}, expected one of {', '.join(map(repr, NAMES))}")
     return import_module(f"dldist.carriers._{name}")
 
 

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from dldist import _core
-from dldist._base import arrays
+from dldist._base import argument_names, arrays
 from dldist._base.array_types import Tensor, Timeout
 from dldist.reshard import memory
 from dldist.reshard.layouts import Layout
@@ -431,5 +431,5 @@ def _append_outcome(outcome: list[Any], call: Any, *arguments: Any) -> None:
 def _seconds(timeout: Timeout) -> float:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if math.isnan(seconds):
-        raise _core.DistArgumentError("argument 'timeout' must be a number of seconds, not nan")
+        raise _core.DistArgumentError(f"{argument_names.title('timeout')} is not a valid time: got nan, expected a number of seconds")
     return seconds if math.isfinite(seconds) else FOREVER.total_seconds()

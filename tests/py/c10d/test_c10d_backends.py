@@ -589,7 +589,7 @@ def test_single_tensor_forms():
     [
         (lambda group: group.allreduce([]), "requires non-empty tensor list"),
         (lambda group: group.broadcast([vector(1)], with_options(dldist.BroadcastOptions, rootTensor=1)), "invalid root tensor"),
-        (lambda group: group.send([vector(1), vector(2)], 1 - group.rank(), 0), "tensors, expected 1"),
+        (lambda group: group.send([vector(1), vector(2)], 1 - group.rank(), 0), "takes a single tensor"),
         (lambda group: group.gather([] if group.rank() == 0 else [[vector(0)]], [vector(1)]), "output"),
         (lambda group: group.allreduce_sparse([vector(1)]), "got a dense tensor, expected a sparse one"),
         (lambda group: group._start_coalescing(), "Backend gloo does not implement startCoalescing"),

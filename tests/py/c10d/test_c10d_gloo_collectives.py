@@ -378,7 +378,7 @@ WRONG = [
     ),
     ("reduce_scatter only supports 1 output", lambda dist, t, g: g.reduce_scatter([], [], dist.ReduceScatterOptions())),
     ("invalid input tensor list size, must be world size", lambda dist, t, g: g.reduce_scatter([t(1)], [[t(1)]], dist.ReduceScatterOptions())),
-    ("tensors, expected 1", lambda dist, t, g: g.send([t(1)] * 2, 1 - g.rank(), 0)),
+    ("takes a single tensor", lambda dist, t, g: g.send([t(1)] * 2, 1 - g.rank(), 0)),
 ]
 
 

@@ -247,5 +247,5 @@ def test_missing_package_is_named(name, words):
 
 
 def test_unknown_carrier_is_rejected():
-    with pytest.raises(ValueError, match="unknown carrier 'x'"):
+    with pytest.raises(ValueError, match="unknown carrier: got 'x', expected one of 'mpi'"):
         carriers.library("x")

@@ -128,8 +128,7 @@ class Walk:
         text = str(outcome)
         problems = []
         if not isinstance(outcome, ValueError | TypeError):
-            problems.append("class")
-            text = f"{type(outcome).__name__}: {text}"
+            return ["class"], f"{type(outcome).__name__}: {text}"
         if not name and re.match(r"[\w.]+\(\) (got an unexpected|missing|takes)|Can't instantiate abstract|cannot create '", text):
             return [], text  # CPython's text
         owner, _, function = call.rpartition(".")

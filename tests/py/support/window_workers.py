@@ -133,7 +133,7 @@ def parts(world):
     assert (whole[start : start + 4] == 7).all() and (whole[:start] == world.rank).all()
     if start % 4 != 0:
         error = error_of(symmetric_memory.put_signal, np.zeros(1, "complex128"), memory, world.rank)
-        assert isinstance(error, ValueError) and f"begins at byte {4 * start}" in str(error), error
+        assert isinstance(error, ValueError) and f"misaligned offset: got {4 * start}" in str(error), error
     memory.barrier()
 
 
@@ -152,8 +152,8 @@ def one_sided_gets(world):
             assert symmetric_memory.get(room, whole[8:16], world, rank) is room
             assert room.ravel().tolist() == list(range(100 * rank + 8, 100 * rank + 16))
         for room, part, text in (
-            (np.zeros(8, "int64"), whole[:8], "the dtype of 'dst' is int64"),
-            (np.zeros(7, "int32"), whole[:8], "the count of 'dst' is 7"),
+            (np.zeros(8, "int64"), whole[:8], "'dst' has another dtype: got int64, expected int32"),
+            (np.zeros(7, "int32"), whole[:8], "'dst' has another count: got 7, expected 8"),
             (np.zeros(4, "int32"), whole[:8:2], "must be contiguous"),
             (np.zeros(8, "int32"), np.zeros(8, "int32"), "has no handle of this group"),
         ):
