@@ -152,7 +152,7 @@ def test_skipped_programs_do_not_confuse_later_ones(children):
 def test_without_a_store_each_collective_raises_the_cause(children):
     ranks = start(children, workers.sum_without_a_store, 2)
     for child in ranks:
-        assert re.search("dldist.jax could not begin: .*DistStoreError: there is no port to be had", child.recv(LIMIT_S))
+        assert re.search("dldist.jax could not begin: .*DistStoreError: no port is free", child.recv(LIMIT_S))
     for child in ranks:
         child.send(None)
 

@@ -390,7 +390,7 @@ def test_errors_of_producers():
 
         def __dlpack__(self, **keywords):
             Once.ncalls += 1
-            raise TypeError("no thanks" if Once.ncalls == 1 else "asked again")
+            raise TypeError("no thanks" if Once.ncalls == 1 else "second call")
 
     with pytest.raises(ValueError, match="cannot be exported by DLPack: no thanks$"):
         see(Once())

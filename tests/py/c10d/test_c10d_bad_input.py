@@ -78,7 +78,7 @@ def test_torch_rejects_the_call(torchs, accepted):
 def test_differences_are_documented():
     """The document must have the tables of this test."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert table_of_accepted() in text, "docs/c10d-differences.md: what is accepted here"
+    assert table_of_accepted() in text, "docs/c10d-differences.md: accepted calls"
     assert table_of_errors() in text, "docs/c10d-differences.md: other errors"
 
 
@@ -120,11 +120,11 @@ BEFORE_INIT = {
     "dist.init_process_group('gloo', store=dist.HashStore(), world_size=1)": "AssertionError",
     "dist.init_process_group('gloo', store=dist.HashStore(), rank=0)": "AssertionError",
     "dist.init_process_group('gloo', timeout='x')": "TypeError",
-    "dist.init_process_group('nonsense', store=dist.HashStore(), rank=0, world_size=1)": "AssertionError",
+    "dist.init_process_group('unknown', store=dist.HashStore(), rank=0, world_size=1)": "AssertionError",
     "dist.init_process_group('cpu:gloo,cpu:gloo', store=dist.HashStore(), rank=0, world_size=1)": "ValueError",
     "dist.init_process_group('cpu', store=dist.HashStore(), rank=0, world_size=1)": "AssertionError",
     "dist.init_process_group('nccl', store=dist.HashStore(), rank=0, world_size=1)": "RuntimeError",
-    "dist.init_process_group('gloo', init_method='nonsense://x', rank=0, world_size=1)": "RuntimeError",
+    "dist.init_process_group('gloo', init_method='unknown://x', rank=0, world_size=1)": "RuntimeError",
     "dist.init_process_group('gloo', init_method='tcp://127.0.0.1', rank=0, world_size=1)": "ValueError",
     "dist.init_process_group('gloo', init_method=3, rank=0, world_size=1)": "RuntimeError",
     "dist.init_process_group(3)": "ValueError",

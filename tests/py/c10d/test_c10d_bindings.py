@@ -238,7 +238,7 @@ def test_record_comm_names_nest():
 
 
 def test_groups_of_threads():
-    """With isolated threads, each must find its own groups by name, and another thread must be able
+    """Isolated threads must find their own groups by name, and another thread must be able
     to reuse the name."""
     known = registry.Registry()
     known.name_group("before", "all")
@@ -357,16 +357,16 @@ def test_check_of_python_stores():
 
 # ---- devices
 
-DEVICES = ["cpu", "cuda:0", "w/cpu", "w/cuda:1", "rank:0/cpu", "rank:12/cuda:1", "nonsense"]
+DEVICES = ["cpu", "cuda:0", "w/cpu", "w/cuda:1", "rank:0/cpu", "rank:12/cuda:1", "unknown"]
 NO_DEVICES = ["rank:x/cpu", "a/b/c", "/cpu", "w/", "", 3]
 
 
 def test_remote_devices():
     said = [dldist._remote_device(text) for text in DEVICES]
-    assert [each.worker_name() for each in said] == [None, None, "w", "w", None, None, "nonsense"]
+    assert [each.worker_name() for each in said] == [None, None, "w", "w", None, None, "unknown"]
     assert [each.rank() for each in said] == [None, None, None, None, 0, 12, None]
     assert [each.device() for each in said] == ["cpu", "cuda:0", "cpu", "cuda:1", "cpu", "cuda:1", "cpu"]
-    assert [repr(each) for each in said[:-1]] == DEVICES[:-1] and repr(said[-1]) == "nonsense/cpu"
+    assert [repr(each) for each in said[:-1]] == DEVICES[:-1] and repr(said[-1]) == "unknown/cpu"
     assert len({dldist._remote_device(text) for text in [*DEVICES, *DEVICES]}) == len(DEVICES)
 
 

@@ -160,8 +160,8 @@ def test_state_of_the_module(monkeypatch):
 def test_constants_module():
     assert constants.default_pg_timeout == dldist.default_pg_timeout
     assert constants.default_pg_nccl_timeout == c10d.default_pg_nccl_timeout
-    with pytest.raises(AttributeError, match="'dldist.constants' has no attribute 'nonsense'"):
-        _ = constants.nonsense
+    with pytest.raises(AttributeError, match="'dldist.constants' has no attribute 'unknown'"):
+        _ = constants.unknown
 
 
 # ---- groups
@@ -205,7 +205,7 @@ def test_group_of_some_ranks():
     [
         ({}, TypeError, "timeout"),
         ({"timeout": TEN, "device_id": "cpu"}, ValueError, "not an accelerator: got cpu"),
-        ({"timeout": TEN, "backend": "nonsense"}, AssertionError, "Unknown backend"),
+        ({"timeout": TEN, "backend": "unknown"}, AssertionError, "Unknown backend"),
     ],
 )
 def test_helper_rejects_wrong_arguments(how, kind, text):

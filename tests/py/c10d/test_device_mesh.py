@@ -375,7 +375,7 @@ def test_failed_flatten_releases_its_name(fake_world):
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (1, 4), (3, 1, 2), (2, 2, 2, 3)])
 def test_layouts(shape):
-    """For all subsets of dimensions, rows and order must match NumPy, and unflattening must restore
+    """Rows and order of all subsets of dimensions must match NumPy, and unflattening must restore
     the dimensions."""
     count = int(np.prod(shape))
     grid = np.arange(count).reshape(shape)

@@ -115,7 +115,7 @@ def failing_calls(store):
         lambda: store.multi_set(["a", "b"], ["1", 2]),
         lambda: store.add("word", 1),
         lambda: store.add("word", 2**70),
-        lambda: store.set("k", "v", nonsense=1),
+        lambda: store.set("k", "v", unknown=1),
         lambda: store.set("\ud800", "v"),
     ]
 

@@ -137,7 +137,7 @@ def test_suspend_releases_memory_and_resume_restores_it(tmp_path):
             assert before > 1 << 20, "the collectives have touched the arena"
             assert while_suspended < before / 8 and after > 4 * while_suspended
             assert stats["cpu_mem_suspended"] == 0 and suspended["cpu_mem_suspended"] >= 1 << 20
-            assert stats["cpu_mem_suspend"] > suspended["cpu_mem_suspend"], "the array that nobody uses is gone, too"
+            assert stats["cpu_mem_suspend"] > suspended["cpu_mem_suspend"], "the unused array has been released"
             assert stats["cpu_mem_total"] == stats["cpu_mem_suspend"] + stats["cpu_mem_persist"]
             assert all("is suspended: call resume() on all its ranks first" in text for text in texts), texts
             assert (low, high) == (3.0, 3.0)

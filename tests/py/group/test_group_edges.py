@@ -133,7 +133,7 @@ def test_references_of_calls(group):
         with group.coalesce():
             group.all_reduce(tensor)
         for call in (lambda: group.all_gather([tensor], other), lambda: group.isend(tensor, 3),
-                     lambda: group.all_reduce(tensor, "nonsense"), lambda: group.barrier(timeout=object())):
+                     lambda: group.all_reduce(tensor, "unknown"), lambda: group.barrier(timeout=object())):
             with pytest.raises((ValueError, TypeError)):
                 call()
 
@@ -240,7 +240,7 @@ def test_lists_with_a_wrong_length(group, items):
         (lambda group: dldist.Group(None, 0, 2**40), ValueError, r"Group\(\): argument 'size' is out of range: got 1099511627776"),
         (lambda group: group.broadcast(bytearray(1), 2**40), ValueError, r"broadcast\(\): argument 'root'"),
         (lambda group: group.barrier(async_op=Ambiguous()), ValueError, r"barrier\(\): argument 'async_op'"),
-        (lambda group: group.coalesce(nonsense=1), TypeError, r"coalesce\(\).*nonsense"),
+        (lambda group: group.coalesce(unknown=1), TypeError, r"coalesce\(\).*unknown"),
         (lambda group: group.all_gather_coalesced([[1]], [1]), TypeError, r"'output_lists\[0\]\[0\]'"),
         (lambda group: dldist.Future().wait("x"), TypeError, r"wait\(\): argument 'timeout'"),
     ],

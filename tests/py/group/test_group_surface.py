@@ -120,7 +120,7 @@ def test_reduce_op():
     assert dldist.ReduceOp("prod") == dldist.ReduceOp("PROD") == dldist.ReduceOp.PRODUCT
     assert scaled == dldist.ReduceOp("premul_sum", 2.5) != dldist.ReduceOp.PREMUL_SUM(2)
     assert pickle.loads(pickle.dumps(scaled)) == scaled and hash(copy.copy(scaled)) == hash(scaled)
-    for arguments in (("nonsense",), ("sum", 2.0), ("premul_sum",), ("premul_sum", "x"), (1,)):
+    for arguments in (("unknown",), ("sum", 2.0), ("premul_sum",), ("premul_sum", "x"), (1,)):
         with pytest.raises((ValueError, TypeError)):
             dldist.ReduceOp(*arguments)
     with pytest.raises(TypeError):
@@ -177,7 +177,7 @@ def test_accepted_reductions(group, op):
     assert tensor[0] == 3
 
 
-@pytest.mark.parametrize(("op", "error"), [("nonsense", ValueError), (1, TypeError), ("premul_sum", ValueError),
+@pytest.mark.parametrize(("op", "error"), [("unknown", ValueError), (1, TypeError), ("premul_sum", ValueError),
                                            (dldist.ReduceOp, TypeError), (dldist.ReduceOp.PREMUL_SUM, ValueError)])
 def test_wrong_reductions_are_rejected(group, op, error):
     with pytest.raises(error, match="all_reduce"):
@@ -255,7 +255,7 @@ def types(group):
         "timeout": (lambda: group.barrier(timeout="x"), "timeout"),
         "none": (lambda: group.all_reduce(), "missing required argument 'tensor'"),
         "many": (lambda: group.all_reduce(one, None, 1), "at most 2 positional"),
-        "unknown": (lambda: group.all_reduce(one, nonsense=1), "unexpected keyword argument 'nonsense'"),
+        "unknown": (lambda: group.all_reduce(one, unknown=1), "unexpected keyword argument 'unknown'"),
         "twice": (lambda: group.all_reduce(one, tensor=one), "multiple values"),
         "ranks": (lambda: group.split(0), "ranks"),
         "name": (lambda: dldist.Group(None, 0, 1, name=1), "name"),

@@ -123,8 +123,8 @@ def test_futures_of_works():
         thread.join()
     assert seen == [41] and waiting == [41] * 3
     assert future.wait() == future.value() == 41 and after.wait() == 42
-    future.add_done_callback(lambda done: seen.append("at once"))
-    assert seen == [41, "at once"]
+    future.add_done_callback(lambda done: seen.append("immediately"))
+    assert seen == [41, "immediately"]
     with pytest.raises(RuntimeError):
         future.set_result(1)
     failed = dldist.Future()

@@ -146,13 +146,13 @@ def test_signal_pad_size_setting(monkeypatch):
 def test_missing_group_is_an_error():
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
         dldist.empty(4)
-    with pytest.raises(RuntimeError, match="'nonsense'"):
-        symmetric_memory.empty(4, group="nonsense")
+    with pytest.raises(RuntimeError, match="'unknown'"):
+        symmetric_memory.empty(4, group="unknown")
     with pytest.raises(TypeError, match="'group' must be a group"):
         symmetric_memory.rendezvous(bytearray(4), 17)
     with pytest.raises(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        symmetric_memory.enable_symm_mem_for_group("nonsense")
+        symmetric_memory.enable_symm_mem_for_group("unknown")
 
 
 @pytest.mark.torch

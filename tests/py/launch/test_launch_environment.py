@@ -97,7 +97,7 @@ NO_LAUNCHES = {
     "batch script": BATCH,
     "salloc": SALLOC,
     "interactive step": INTERACTIVE_STEP,
-    "a rank alone": {"RANK": "1"},
+    "only a rank": {"RANK": "1"},
 }
 
 BAD = {

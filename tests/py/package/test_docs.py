@@ -169,7 +169,7 @@ def test_programs_print_their_output(block, tmp_path):
     if not block.is_doctest:
         compile(source, repr(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if size == 0:
-        assert not block.outputs, "who says what comes out has to run it"
+        assert not block.outputs, "a block with outputs must be run"
         return
     if missing := [] if block.is_doctest else missing_modules(source):
         pytest.skip(f"not installed: {', '.join(missing)}")

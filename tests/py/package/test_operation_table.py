@@ -47,8 +47,8 @@ def test_stub_generator_reads_the_same_table_as_the_extension(monkeypatch):
 
 
 def test_operation_is_named_in_few_files():
-    """Only the table, the names of recorded calls, and the user-level functions, which have their
-    own docs and types, may name it."""
+    """No file may name it except the table, the names of recorded calls, and the user-level
+    functions, which have their own docs and types."""
     named = [path for path in SOURCES if "reduce_scatter_single" in path.read_text(encoding="utf-8")]
     assert len(named) <= 7, named
 

@@ -295,6 +295,6 @@ def test_instances_reject_pickling_and_new_attributes():
     with pytest.raises(TypeError):
         pickle.dumps(store)
     with pytest.raises(AttributeError):
-        store.nonsense
+        store.unknown
     assert store == store and store != dldist.HashStore()
     assert "HashStore" in repr(store)

@@ -22,7 +22,7 @@ def own_group(**how):
 
 
 def pids_and(word):
-    print("said by", os.environ["RANK"])
+    print("printed by", os.environ["RANK"])
     with own_group() as group:
         return group.rank, group.size, os.getpid(), word, os.environ.get("EXTRA")
 
@@ -97,7 +97,7 @@ class TestRunRanks:
         results = run_ranks(pids_and, 2, "word", init=False, env={"EXTRA": "more"})
         assert [(result[0], result[1], *result[3:]) for result in results] == [(r, 2, "word", "more") for r in (0, 1)]
         assert len({os.getpid(), results[0][2], results[1][2]}) == 3
-        assert capsys.readouterr().out.splitlines() == ["[rank0]: said by 0", "[rank1]: said by 1"]
+        assert capsys.readouterr().out.splitlines() == ["[rank0]: printed by 0", "[rank1]: printed by 1"]
 
     def test_inner_functions(self):
         base = 10

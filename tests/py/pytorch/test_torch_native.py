@@ -142,7 +142,7 @@ def test_failed_compilation_is_repeated_only_on_request(environment, tmp_path):
 
 
 def test_unloadable_library_is_not_used(environment, tmp_path):
-    environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
+    environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo text > "$2"')
     done = run(environment)
     assert done.returncode == 0 and "are made in Python" in done.stdout and "cannot be loaded" in done.stderr
 
@@ -152,11 +152,11 @@ def test_unloadable_library_is_rebuilt_on_request(environment, tmp_path, library
     assert run(environment, "--build").returncode == 0
     (kept,) = pathlib.Path(environment["XDG_CACHE_HOME"]).glob("dldist/torch-*/*.so")
     kept.unlink()
-    kept.write_text("nonsense")
+    kept.write_text("text")
     assert "cannot be loaded" in run(environment).stdout
     done = run(environment, "--build")
     assert done.returncode == 0 and "are made in C++" in done.stdout, done.stdout
-    environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
+    environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo text > "$2"')
     kept.unlink()
     done = run(environment, "--build")
     assert done.returncode == 1 and "cannot be loaded" in done.stdout

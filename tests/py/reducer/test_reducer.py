@@ -85,7 +85,7 @@ def case_averages(group, dtype, is_view):
         check(group, results, originals)
         for gradient, original, result in zip(gradients, originals, results):
             if is_view:
-                assert numpy.array_equal(gradient, original), "what was handed in stays as it is"
+                assert numpy.array_equal(gradient, original), "the given gradient is unchanged"
             else:
                 assert result is gradient, "the average is where the gradient was"
 

@@ -62,7 +62,7 @@ def test_file_of_a_complete_job_is_removed(path, procs):
     child.recv()
     child.send("leave")
     child.result()
-    assert os.path.exists(path), "removed while somebody has it open"
+    assert os.path.exists(path), "removed while a store has it open"
     assert store.get("a") == f"by {child.pid}".encode()
     del store
     assert not os.path.exists(path)

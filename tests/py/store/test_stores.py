@@ -224,7 +224,7 @@ def test_add_wraps_around(kind, store):
 @pytest.mark.parametrize("value", ["twelve", "-", "x12", "99999999999999999999", b"\xff"])
 def test_add_to_text_is_an_error(kind, store, value):
     if type(kind).__name__.startswith("Torch"):
-        pytest.skip("torch's server drops the connection; test_torch_interop.py has what our client says then")
+        pytest.skip("torch's server drops the connection; test_torch_interop.py has the client's error")
     other = kind.open()
     store.set("word", value)
     with pytest.raises(dldist.DistStoreError, match="word") as raised:

@@ -221,7 +221,7 @@ ELSEWHERE = {
     "coalescing": "at the end of its block, as the coalesced call",
     "start_all": "start() of each",
     "init_process_group": "meets as World() does: below, in a process without a default world",
-    "destroy_process_group": "close() with a time-out of its own",
+    "destroy_process_group": "close() with a separate timeout",
     "shrink_group": "new_group() of those that stay",
     "revoke_process_group": "revoke() of its World",
     "init_device_mesh": "new_group() for each dimension",

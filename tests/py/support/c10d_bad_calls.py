@@ -24,8 +24,8 @@ class Bad(NamedTuple):
 
 ENDS_TORCH = "ends torch's process, or hangs it"
 NOT_IN_2_13 = "torch 2.13 does not have it, or other errors"
-NEEDS_DEVICE = "torch splits groups on accelerators alone, and says so first"
-NEEDS_SHRINKING = "torch shrinks groups of NCCL alone, and says so first"
+NEEDS_DEVICE = "torch splits only groups on accelerators, and checks that first"
+NEEDS_SHRINKING = "torch shrinks only groups of NCCL, and checks that first"
 NO_SCAN = "torch has no scan"
 NAMES_OF_OPS = "reductions have names, so an unknown name is a wrong value"
 CLOSED = "torch's groups stay usable after their destruction; dldist closes them"
@@ -154,7 +154,7 @@ RANKS = [
     Bad("dist.recv(f(1), other, group_src=other)", "ValueError", BOTH),
     Bad("dist.recv(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.P2POp(dist.all_reduce, f(1), 0)", "ValueError", "Invalid ``op``"),
-    Bad("dist.P2POp('nonsense', f(1), 0)", "ValueError", "Invalid ``op``"),
+    Bad("dist.P2POp('unknown', f(1), 0)", "ValueError", "Invalid ``op``"),
     Bad("dist.P2POp(dist.isend, f(1))", "ValueError", NEITHER),
     Bad("dist.P2POp(dist.isend, f(1), 0, group_peer=0)", "ValueError", BOTH),
     Bad("dist.P2POp(dist.isend, f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
@@ -178,11 +178,11 @@ RANKS = [
 ]
 
 OPERATIONS = [
-    Bad("dist.all_reduce(f(1), op='nonsense')", "ValueError", "unknown reduction 'nonsense': expected one of", theirs="TypeError", why=NAMES_OF_OPS),
+    Bad("dist.all_reduce(f(1), op='unknown')", "ValueError", "unknown reduction 'unknown': expected one of", theirs="TypeError", why=NAMES_OF_OPS),
     Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp or its name"),
     Bad("dist.all_reduce(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "reduction BAND does not support dtype float32"),
     Bad("dist.scan('x')", "TypeError", NO_TENSOR, theirs=None, why=NO_SCAN),
-    Bad("dist.scan(f(1), op='nonsense')", "ValueError", "unknown reduction 'nonsense': expected one of", theirs=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op='unknown')", "ValueError", "unknown reduction 'unknown': expected one of", theirs=None, why=NO_SCAN),
     Bad("dist.scan(f(1), op=dist.ReduceOp.AVG)", "RuntimeError", "unsupported reduction AVG", theirs=None, why=NO_SCAN),
     Bad("dist.scan(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "reduction BAND does not support dtype float32", theirs=None, why=NO_SCAN),
     Bad("dist.all_reduce(f(1), timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
@@ -193,7 +193,7 @@ OPERATIONS = [
         "RuntimeError",
         "Backend gloo does not implement startCoalescing",
         theirs=None,
-        why="torch takes a torch.device alone, and records later calls for ever",
+        why="torch accepts only a torch.device, and records all later calls",
     ),
     Bad("dist._time_estimator().__enter__()", "NotImplementedError", "not supported"),
 ]
@@ -215,7 +215,7 @@ GROUPS = [
     Bad("dist.new_group(['x'])", "TypeError", "must be a sequence of integers"),
     Bad("dist.new_group(3)", "TypeError", "must be a sequence of integers"),
     Bad("dist.new_group([0, 1], timeout='x')", "TypeError", "Expected timeout argument"),
-    Bad("dist.new_group([0, 1], backend='nonsense')", "AssertionError", "Unknown backend type"),
+    Bad("dist.new_group([0, 1], backend='unknown')", "AssertionError", "Unknown backend type"),
     Bad("dist.new_group([0, 1], backend='nccl')", "RuntimeError", "backend 'nccl' is unavailable", also="ValueError"),  # a build with NCCL
     Bad("dist.new_group([0, 1], backend='mpi', use_local_synchronization=True)", "ValueError", "MPI backend"),
     Bad("dist.new_subgroups()", "ValueError", "only takes effect when an accelerator is available"),
@@ -247,7 +247,7 @@ GROUPS = [
     Bad("dist.get_global_rank(pair, 5)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.get_global_rank(gone, 0)", "ValueError", NOT_REGISTERED),
     Bad("dist.get_process_group_ranks(gone)", "ValueError", NOT_REGISTERED, theirs="KeyError", why=A_LOOK_UP),
-    Bad("dist.get_default_backend_for_device('nonsense')", "ValueError", "not registered", theirs=None, why=DEVICES),
+    Bad("dist.get_default_backend_for_device('unknown')", "ValueError", "not registered", theirs=None, why=DEVICES),
     Bad("dist.Backend(3)", "ValueError", "string-ish"),
     Bad("dist.BackendConfig('cpu:gloo,cpu:gloo')", "ValueError", "Duplicate device type"),
     Bad("dist.BackendConfig('cpu:gloo,cuda')", "ValueError", "Invalid device:backend pairing"),

@@ -56,7 +56,6 @@ typedef struct tensor {
 } tensor;
 
 static _Thread_local void *current[MAX_DEVICES];
-static long nasked;
 
 static int
 current_stream(int32_t device_type, int32_t device, void **stream)
@@ -65,7 +64,6 @@ current_stream(int32_t device_type, int32_t device, void **stream)
         PyErr_Format(PyExc_ValueError, "no stream on device %d:%d", (int)device_type, (int)device);
         return -1;
     }
-    nasked++;
     *stream = current[device];
     return 0;
 }
@@ -249,18 +247,9 @@ set_stream(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-count_asked(PyObject *module, PyObject *unused)
-{
-    (void)module;
-    (void)unused;
-    return PyLong_FromLong(nasked);
-}
-
 static PyMethodDef functions[] = {
     {"get_stream", get_stream, METH_O, "This thread's current stream of a device."},
     {"set_stream", set_stream, METH_VARARGS, "set_stream(device, handle), for this thread."},
-    {"asked", count_asked, METH_NOARGS, "How often somebody wanted to know a current stream."},
     {NULL, NULL, 0, NULL},
 };
 

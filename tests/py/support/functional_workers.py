@@ -237,7 +237,7 @@ def lazily(group):
     x = numpy.full(4, rank + 1.0)
     if rank == 0:
         pending = F.all_reduce(x, group=group, async_op=True)
-        assert not pending.done() or n == 1, "the others come only when they have heard of it"
+        assert not pending.done() or n == 1, "the other ranks call after a message"
         for other in range(1, n):
             group.send(b"x", other)
     else:
@@ -402,7 +402,7 @@ def jax_order(group):
         assert float(product[0, 0]) == 300 * sum((r + 1) ** 2 for r in range(n))
         assert row.shape == (300 * n,) and float(largest) == 90000 * n
     jax.effects_barrier()
-    assert group.sequence == before + 5 * 5, "what nobody uses is not left out, as another rank may need it"
+    assert group.sequence == before + 5 * 5, "an unused result is computed, as another rank may need it"
 
     # A compiled call must keep its place in the order while its input is still being computed.
     seen = []

@@ -1118,7 +1118,7 @@ def aborted(group):
     if group.rank == group.size - 1:
         group.barrier()
         part.abort("enough of it")
-        part.abort("not heard")
+        part.abort("second abort")
         result = attempt(part, part.barrier)
     else:
         work = part.irecv(make("i", [0]), group.size - 1)
@@ -1296,7 +1296,7 @@ def forks(channel):
                 lines.append(f"returned {call()!r}")
             except BaseException as error:
                 lines.append(f"{type(error).__name__}: {error}")
-        group.abort("nobody hears it")
+        group.abort("without other ranks")
         own = dldist.Group(None, 0, 1)
         own.all_reduce(tensor)
         done = threading.Event()

@@ -329,7 +329,7 @@ def sum_without_a_store(channel, address, rank, size):
     dldist.jax.install()
 
     def fail(*_, **options):
-        raise dldist.DistStoreError("there is no port to be had")
+        raise dldist.DistStoreError("no port is free")
 
     dldist.jax._core.TCPStore = fail
     import jax

@@ -95,7 +95,7 @@ class Run:
                 self.stderr_file.seek(0)
                 text = self.stderr_file.read().decode(errors="replace")
                 self.close()
-                raise AssertionError(f"the processes of {command} have not come: {error!r}\n{text}") from None
+                raise AssertionError(f"the processes of {command} did not connect: {error!r}\n{text}") from None
         for rank, connection in found:
             connection.send((worker.__module__, worker.__name__, arguments_of(rank)))
             self.children.append(MpiChild(self, connection, f"{worker.__name__} of rank {rank}"))

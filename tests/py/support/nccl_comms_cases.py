@@ -131,7 +131,7 @@ def test_current_streams_of_libraries(stubs, framework, kind):
         for x, target in zip(arrays, copies):
             copy_on(stubs, x.stream, x.device, target.address, x.address)
             x.slow_write([-1.0], 0)
-        assert [memory_of(x.address) for x in arrays] == [0.0] * 2, "somebody has not waited"
+        assert [memory_of(x.address) for x in arrays] == [0.0] * 2, "a stream did not wait"
         stubs.cuda.open_gate(gate)
         for x in arrays:
             x.synchronize()
@@ -156,7 +156,7 @@ def test_own_arrays_are_on_the_default_stream(stubs):
         comms.all_reduce(arrays)
         for device, (x, target) in enumerate(zip(arrays, copies)):
             copy_on(stubs, nccl_stubs.LEGACY_STREAM, device, target.address, x.ptr)
-        assert [memory_of(x.ptr) for x in arrays] == [0.0] * 2, "somebody has not waited"
+        assert [memory_of(x.ptr) for x in arrays] == [0.0] * 2, "a stream did not wait"
         stubs.cuda.open_gate(gate)
         assert [x.numpy().tolist() for x in copies] == [[3.0]] * 2
     for group in groups:

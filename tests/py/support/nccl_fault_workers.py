@@ -321,7 +321,7 @@ def a_rank_never_calls(ctx):
         works, called = start_works(ctx, group, 2)
         check_ends(ctx, group, works, called, since, 0.7 + SOON_S, dldist.DistTimeoutError, "timed out after 0.7 s")
         assert kind_of_error(group) in ("TIMEOUT", "REMOTE_ERROR")
-    wait_until(lambda: group.error is not None, "the others' time-out")
+    wait_until(lambda: group.error is not None, "the timeout of other ranks")
     assert time.monotonic() - since < 0.7 + SOON_S + SLACK_S
     if ctx.is_culprit:
         check_error(group.error, dldist.DistTimeoutError, "failed: all_reduce #", "timed out after 0.7 s")
@@ -636,7 +636,7 @@ COLLECTIVES = {
     "send": lambda ctx, group: group.send(ctx.array(*[1.0] * (1 << 21)), 1),
     "recv": lambda ctx, group: group.recv(ctx.array(1), 1),
     "wait": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(),
-    "wait with a time-out": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S),
+    "wait with a timeout": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S),
 }
 FUNCTIONS = ("ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclSend", "ncclRecv")
 FUNCTIONS += ("ncclGather", "ncclScatter", "ncclAlltoAll", "ncclAlltoall")

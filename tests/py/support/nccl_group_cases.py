@@ -344,7 +344,7 @@ def test_wrong_arguments_are_named(stubs):
         with pytest.raises((RuntimeError, TypeError)):
             getattr(_core.Group, name)(group, *([[0]] if name in ("split", "empty") else []))
     with pytest.raises(ValueError, match="no such|minCTAs|min_ctas"):
-        _core.NcclGroup(None, 0, 1, config={"nonsense": 1})
+        _core.NcclGroup(None, 0, 1, config={"unknown": 1})
     _core.Group.close(group)  # NcclGroup has the method from Group
     with pytest.raises(_core.DistBackendError):
         group.all_reduce(array(stubs, [1]))

@@ -376,7 +376,7 @@ def surface(dist, stubs, Tensor, port, rank, size):
 
 
 def estimates_unless_not_blocking(dist, stubs, Tensor, port, rank, size):
-    """Return NCCL's estimate, or the reason for none: it needs blocking communicators."""
+    """Return NCCL's estimate, or the reason why there is none (it needs blocking communicators)."""
     from dldist._backends.nccl import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()

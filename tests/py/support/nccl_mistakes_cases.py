@@ -258,7 +258,7 @@ def test_error_of_a_stream_query_is_raised(stubs):
 
         @property
         def cuda_stream(self):
-            raise AssertionError("not asked")
+            raise AssertionError("queried")
 
     with pytest.raises(ArithmeticError, match="no stream today"), nccl.stream(Broken()):
         pass

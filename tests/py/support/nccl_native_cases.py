@@ -118,7 +118,7 @@ def test_uneven_sizes_are_messages(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
-        make = lambda *values: array(stubs, values, rank)  # noqa: E731 - short, and used at once
+        make = lambda *values: array(stubs, values, rank)  # noqa: E731 - short, and used only here
         for sizes in ([2, 2], [1, 3]):
             taken = [make(*[0] * size) for size in sizes] if rank == 0 else None
             group.gather(make(*[rank] * sizes[rank]), taken)

@@ -118,7 +118,7 @@ def test_stream_of_a_library_is_ordered_and_the_host_continues(stubs, framework,
                 assert work.wait() is True and not work.is_completed()
             copy = side.copy_later(array)
             array.slow_write([-1, -1], 0)  # before neither the copy nor NCCL's read
-        assert memory_of(array) == [0, 0], "the host has waited, or nobody has"
+        assert memory_of(array) == [0, 0], "the host waited, or the stream did not"
         stubs.cuda.open_gate(gate)
         return copy.numpy().tolist(), array.numpy().tolist()
 

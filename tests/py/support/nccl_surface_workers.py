@@ -280,12 +280,12 @@ def receives_first(dist, stubs, Tensor, port, rank, size):
     start = time.monotonic()
     try:
         call()
-        raise AssertionError("the other rank has not come to this")
+        raise AssertionError("the other rank did not reach this step")
     except dist.DistTimeoutError as error:
         text, took = str(error), time.monotonic() - start
     finally:
-        store.set(f"rank {rank} has given up", b"")
+        store.set(f"rank {rank} has timed out", b"")
     assert limit <= took < LIMIT_S, took
-    store.wait([f"rank {1 - rank} has given up"])
+    store.wait([f"rank {1 - rank} has timed out"])
     dist.abort()
     return text

@@ -74,7 +74,7 @@ def refusals():
         yield refused(ValueError, lambda: group.broadcast(x, 7))
         yield refused(ValueError, lambda: group.send(x, 7))
         yield refused(ValueError, lambda: group.all_reduce(b"1234"))
-        yield refused(ValueError, lambda: dldist.ReduceOp("nonsense"))
+        yield refused(ValueError, lambda: dldist.ReduceOp("unknown"))
 
 
 def refused(kind, call):

@@ -321,7 +321,7 @@ def interrupted(group):
         plan.start()
         try:
             plan.wait()
-            raise AssertionError("Ctrl-C has not been heard")
+            raise AssertionError("Ctrl-C did not interrupt the call")
         except KeyboardInterrupt:
             pass
         assert not plan.is_completed()

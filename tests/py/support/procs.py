@@ -106,7 +106,7 @@ class Child:
             if not self.connection.poll(timeout):
                 self._abort()
                 raise ChildFailed(
-                    f"{self.name} (pid {self.pid}) said nothing for {timeout:.1f} s\n{self.stderr_text()}"
+                    f"{self.name} (pid {self.pid}) sent nothing for {timeout:.1f} s\n{self.stderr_text()}"
                 )
             kind, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -156,7 +156,7 @@ class Channel:
 
     def recv(self, timeout=60.0):
         if not self._connection.poll(timeout):
-            raise TimeoutError(f"the parent said nothing for {timeout} s")
+            raise TimeoutError(f"the parent sent nothing for {timeout} s")
         return self._connection.recv()
 
 

@@ -45,7 +45,7 @@ def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
     delays = random.Random(seed)
     for number in range(rounds):
         meeting = rendezvous.meet(init_method, rank, world_size, timeout=TIMEOUT_S)
-        assert meeting.store.add(f"round {number} of this meeting alone", 1) <= world_size
+        assert meeting.store.add(f"round {number} only of this meeting", 1) <= world_size
         assert meeting.store.try_get("left by the round before") is None
         assert sum_over(meeting) == 2**world_size - 1
         if rank == 0:  # rank 0 has the server; the other ranks' store may close once they have met

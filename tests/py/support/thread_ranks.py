@@ -59,7 +59,7 @@ def on_threads(size, call, *args):
         thread.join(max(deadline - time.monotonic(), 0))
     if errors:
         raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), f"a rank has not come back in {LIMIT_S} s"
+    assert not any(thread.is_alive() for thread in threads), f"a rank did not return within {LIMIT_S} s"
     return results
 
 

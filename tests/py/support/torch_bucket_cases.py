@@ -127,7 +127,7 @@ def who_may_ask(rank, size):
         except kind as error:
             assert text in str(error), error
         else:
-            raise AssertionError("asked for where it cannot be")
+            raise AssertionError("accepted wrong arguments")
 
 
 def uneven_inputs(rank, size):

@@ -531,7 +531,7 @@ def bad_arguments(world):
         (lambda: memory.get_buffer(0, [5], "float32"), ValueError, "5 elements of float32 from element 0 on are not in the 16"),
         (lambda: memory.get_buffer(0, [1], "float32", 4), ValueError, "from element 4 on"),
         (lambda: memory.get_buffer(0, [-1], "float32"), ValueError, "get_buffer(): argument 'sizes' has a negative length: got -1"),
-        (lambda: memory.get_buffer(0, [1], "nonsense"), TypeError, "is not a dtype: got 'nonsense'"),
+        (lambda: memory.get_buffer(0, [1], "unknown"), TypeError, "is not a dtype: got 'unknown'"),
         (lambda: memory.get_buffer(9, [1], "int8"), ValueError, "get_buffer(): argument 'rank'"),
         (lambda: memory.get_remote_tensor(9, [1], "int8"), ValueError, "argument 'peer'"),
         (lambda: memory.get_signal_pad(0, [513]), ValueError, "513 elements of uint32"),

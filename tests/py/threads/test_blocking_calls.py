@@ -10,10 +10,10 @@ def test_every_public_call_is_listed():
     known = {name.partition(" ")[0] if not name.startswith("c10d") else name for name in calls.BLOCKING}
     known |= {*calls.NOT_BLOCKING, *calls.ELSEWHERE}
     public = calls.public_calls()
-    assert not public - known, "say in blocking_calls.py whether these can block, and how"
+    assert not public - known, "list in blocking_calls.py if these can block, and how"
     inits = {name for name in known if name.endswith(".__init__")}
     gone = known - public - inits
-    assert not gone, "these are not there any more"
+    assert not gone, "these no longer exist"
     assert not {*calls.BLOCKING} & calls.NOT_BLOCKING
 
 

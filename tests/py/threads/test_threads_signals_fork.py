@@ -80,7 +80,7 @@ def test_blocked_calls_delay_no_others(kind, tmp_path):
     helper.poll_until(lambda: all(thread.native_id for thread in threads))
     helper.wait_at_rest([thread.native_id for thread in threads])
     crowded = rounds()
-    print(f"{kind}: set+get {alone * 1e6:.0f} us alone, {crowded * 1e6:.0f} us beside 16 blocked calls")
+    print(f"{kind}: set+get {alone * 1e6:.0f} us without, {crowded * 1e6:.0f} us with 16 blocked calls")
     assert crowded < 0.1, "a blocked call held up another"
     assert not results
     for index, name in enumerate(calls):
