@@ -104,7 +104,7 @@ def case(function):
 
 
 case(nccl_fault_workers.a_rank_does_not_come)
-case(nccl_fault_workers.a_rank_never_calls)
+case(nccl_fault_workers.rank_without_a_call)
 
 
 def check_hung(ctx, *calls):

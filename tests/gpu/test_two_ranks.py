@@ -80,7 +80,7 @@ class TestSuite:
 
     @pytest.mark.parametrize("what", ["questions", "await", "futures", "callbacks"])
     def test_unfinished(self, teams, what):
-        seen = teams().run(group_workers.late_partner, what)[0]
+        seen = teams().run(group_workers.late_rank, what)[0]
         assert seen == ([(True, "dldist-completion", 1, True), True] if what == "callbacks" else 1)
 
     def test_by_oracle(self, teams):

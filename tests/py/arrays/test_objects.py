@@ -141,7 +141,7 @@ def test_malformed_object_is_an_error(three):
 
 
 def test_receive_has_a_deadline(three):
-    assert "DistTimeoutError" in three.run(workers.nobody_sends)[0]["kinds"]
+    assert "DistTimeoutError" in three.run(workers.receive_without_a_sender)[0]["kinds"]
 
 
 def test_group_has_a_default_serializer(three):

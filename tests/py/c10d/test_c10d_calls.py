@@ -5,7 +5,7 @@ import c10d_cases
 import c10d_team
 import c10d_workers
 import pytest
-from c10d_cases import ON_TWO, ON_TWO_AND_THREE
+from c10d_cases import CASES_FOR_TWO, CASES_FOR_TWO_AND_THREE
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def three():
 
 def test_all_cases_are_run():
     names = [name for name, case in vars(c10d_cases).items() if is_case(case)]
-    assert sorted(names) == sorted(ON_TWO_AND_THREE + ON_TWO)
+    assert sorted(names) == sorted(CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO)
 
 
 def is_case(function):
@@ -33,11 +33,11 @@ def is_case(function):
     return is_own and code is not None and code.co_varnames[: code.co_argcount] == ("rank", "size")
 
 
-@pytest.mark.parametrize("name", ON_TWO_AND_THREE + ON_TWO)
+@pytest.mark.parametrize("name", CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO)
 def test_among_two(two, name):
     two.run(name)
 
 
-@pytest.mark.parametrize("name", ON_TWO_AND_THREE)
+@pytest.mark.parametrize("name", CASES_FOR_TWO_AND_THREE)
 def test_among_three(three, name):
     three.run(name)

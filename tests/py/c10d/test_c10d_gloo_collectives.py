@@ -36,7 +36,7 @@ def gloos(store, rank, size):
     return dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=10))
 
 
-def torchs_over_dldist(store, rank, size):
+def torch_group_over_dldist(store, rank, size):
     """Make the group of torch's backend "dldist" that is written in Python."""
     from dldist.torch._python_group import ProcessGroup
     from dldist.torch._runner import Runner
@@ -44,7 +44,7 @@ def torchs_over_dldist(store, rank, size):
     return ProcessGroup(Runner.rendezvous(store, "forms", list(range(size)), rank, timedelta(seconds=10)))
 
 
-def torchs_in_cpp_over_dldist(store, rank, size):
+def torch_group_in_cpp_over_dldist(store, rank, size):
     from dldist.torch import _native
     from dldist.torch._runner import Runner
 
@@ -55,7 +55,7 @@ def torchs_in_cpp_over_dldist(store, rank, size):
     return module.Backend(Runner.rendezvous(store, "forms", list(range(size)), rank, limit), limit)
 
 
-OF_TORCH = pytest.mark.parametrize("made", [gloos, torchs_over_dldist, torchs_in_cpp_over_dldist])
+OF_TORCH = pytest.mark.parametrize("made", [gloos, torch_group_over_dldist, torch_group_in_cpp_over_dldist])
 
 
 def in_groups_of_torch(made, size, case):
@@ -439,7 +439,7 @@ def test_torchs_sparse_tensors(made):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("made", [torchs_over_dldist, torchs_in_cpp_over_dldist])
+@pytest.mark.parametrize("made", [torch_group_over_dldist, torch_group_in_cpp_over_dldist])
 def test_late_or_lost_rank_raises_gloos_texts(made):
     may_go, has_left = threading.Event(), threading.Event()
 

@@ -580,7 +580,7 @@ def test_shrink_group_rejects_wrong_arguments(arguments, kind):
 
 
 def test_world_continues_without_a_killed_rank():
-    assert world_workers.go_on_without_rank_1() == [["0 2 2.0 2.0"], ["1 2 2.0 2.0"]]
+    assert world_workers.continue_without_rank_1() == [["0 2 2.0 2.0"], ["1 2 2.0 2.0"]]
 
 
 # ---- the registry
@@ -656,4 +656,4 @@ def test_set_timeout_rejects_wrong_arguments():
 
 
 def test_threads_can_have_separate_worlds():
-    assert run_ranks(world_workers.ask_who, 2, timeout=20) == [(0, 2, os.getpid()), (1, 2, os.getpid())]
+    assert run_ranks(world_workers.rank_size_and_parent, 2, timeout=20) == [(0, 2, os.getpid()), (1, 2, os.getpid())]

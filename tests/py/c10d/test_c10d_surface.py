@@ -171,7 +171,7 @@ DIFFERENCES = {
 }
 
 # Names that torch's modules define and dldist lacks, grouped by reason.
-NOT_OURS = {
+NOT_IN_DLDIST = {
     "typing, and Python's own names": "_T _NonGroupMember _ReduceOp TYPE_CHECKING RankType _PGConfig _WorldPGConfig _GroupMetadata _ShrinkGroupInfo",
     "torch registers its types with pickle and its compiler": "_export_c_types _register_process_group_opaque_type",
     "parts of torch's shrink_group": """
@@ -205,7 +205,7 @@ NOT_OURS = {
         _breakpoint_cache _is_spmd_types_available _make_distributed_pdb _spmd_no_typecheck _spmd_types_available log
     """,
 }
-REASONS = {name: reason for reason, names in NOT_OURS.items() for name in names.split()}
+REASONS = {name: reason for reason, names in NOT_IN_DLDIST.items() for name in names.split()}
 WITH_NCCL = {"ProcessGroupNCCL"}  # dldist has it if NCCL is installed
 
 used_differences = set()
@@ -377,7 +377,7 @@ def test_breakpoint():
 # ---- against torch
 
 
-def theirs_and_ours():
+def torch_and_dldist_objects():
     """Yield (name, torch's object, dldist's or None) for every required name."""
     import torch.distributed
     import torch.distributed.distributed_c10d as theirs
@@ -392,7 +392,7 @@ def theirs_and_ours():
 
 @pytest.mark.torch
 def test_names_against_torch():
-    missing = [name for name, _, ours in theirs_and_ours() if ours is None and not is_excused(name)]
+    missing = [name for name, _, ours in torch_and_dldist_objects() if ours is None and not is_excused(name)]
     missing = [name for name in missing if name not in NONE_NOW]
     assert not missing, "add them, or say in DIFFERENCES why not"
 
@@ -400,7 +400,7 @@ def test_names_against_torch():
 @pytest.mark.torch
 def test_signatures_against_torch():
     checked = []
-    for name, theirs, ours in theirs_and_ours():
+    for name, theirs, ours in torch_and_dldist_objects():
         if name != "reduce_op" and inspect.isfunction(theirs) and ours is not None:  # warns if read
             if name == "rendezvous":
                 ours = dldist.rendezvous.rendezvous
@@ -420,7 +420,7 @@ def test_bindings_against_torch():
     import torch._C._distributed_c10d as theirs
 
     names = {name for name in dir(theirs) if not name.startswith("__")}
-    assert len(names) > 60 and missing_of(names) == [], "add them, or say in NOT_OURS why not"
+    assert len(names) > 60 and missing_of(names) == [], "add them, or say in NOT_IN_DLDIST why not"
 
 
 def defined_names(module):
@@ -449,7 +449,7 @@ MODULES = ["torch.distributed", "torch.distributed.distributed_c10d"]
 def test_every_name_of_a_torch_module_is_listed(module):
     theirs = importlib.import_module(module)
     names = {name for name in defined_names(theirs) if hasattr(theirs, name) and not name.startswith("__")}
-    assert len(names) > 3 and missing_of(names - NONE_NOW) == [], "new in torch: add them, or say in NOT_OURS why not"
+    assert len(names) > 3 and missing_of(names - NONE_NOW) == [], "new in torch: add them, or say in NOT_IN_DLDIST why not"
 
 
 @pytest.mark.torch

@@ -14,11 +14,11 @@ import group_workers as cases
 import mpirun
 import procs
 import pytest
-from c10d_cases import ON_TWO, ON_TWO_AND_THREE
+from c10d_cases import CASES_FOR_TWO, CASES_FOR_TWO_AND_THREE
 from dldist import carriers
 
 DIFFERENT = {"shorter_and_longer_messages": "MPI does not say how long a message is that has no room"}
-C10D_CASES = [name for name in ON_TWO_AND_THREE + ON_TWO if name not in DIFFERENT]
+C10D_CASES = [name for name in CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO if name not in DIFFERENT]
 DTYPES = [*cases.INT_CODES, *cases.FLOAT_CODES, "?", *cases.NUMPY_DTYPES]
 COUNTS = [0, 1, 5, 1000]
 SIZES = [2, 4]
@@ -108,7 +108,7 @@ def world(request, library):
 @pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("name", C10D_CASES)
 def test_c10d_calls(c10d, name):
-    if name in ON_TWO and c10d.size != 2:
+    if name in CASES_FOR_TWO and c10d.size != 2:
         return  # this case needs two ranks
     c10d.run(name)
 
@@ -116,7 +116,7 @@ def test_c10d_calls(c10d, name):
 def test_message_without_room(c10d, library):
     if library.carrier == "mpi" and "impi" in library.name and "libmpi_abi" in library.name:
         pytest.skip("Intel MPI's library of the standard ABI ends the process instead of returning the error")
-    c10d.run("message_without_room" if library.carrier == "mpi" else "shorter_and_longer_messages")
+    c10d.run("message_larger_than_its_buffer" if library.carrier == "mpi" else "shorter_and_longer_messages")
 
 
 def test_every_call_uses_the_library(world):

@@ -79,7 +79,7 @@ def test_processes_not_started_by_mpirun(library):
 def test_ranks_not_started_by_mpi_are_an_error(library, procs):
     """Ranks that MPI did not start must get an error."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
-    ranks = [procs.start(carrier_workers.strangers_to_each_other, store.port, rank, 2, env=library.chosen()) for rank in range(2)]
+    ranks = [procs.start(carrier_workers.ranks_of_separate_worlds, store.port, rank, 2, env=library.chosen()) for rank in range(2)]
     for child in ranks:
         text = child.result(60)
         assert "ranks 0 and 1 are both process 0 of MPI's world" in text, text
@@ -91,7 +91,7 @@ def test_ranks_with_different_libraries(procs):
         pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     files = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
-    ranks = [procs.start(carrier_workers.strangers_to_each_other, store.port, rank, 2, env={"DLDIST_MPI_LIBRARY": files[found[rank].name]})
+    ranks = [procs.start(carrier_workers.ranks_of_separate_worlds, store.port, rank, 2, env={"DLDIST_MPI_LIBRARY": files[found[rank].name]})
              for rank in range(2)]
     for child in ranks:
         text = child.result(60)

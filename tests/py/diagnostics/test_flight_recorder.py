@@ -437,7 +437,7 @@ def test_stacks_through_generators_and_callbacks(group):
 
 
 def test_entries_for_a_missing_rank(children, tmp_path, caplog):
-    ranks, _store = run(children, workers.leave_one_out, 3, f"{tmp_path}/trace_")
+    ranks, _store = run(children, workers.omit_the_last_rank, 3, f"{tmp_path}/trace_")
     errors = [child.recv() for child in ranks]
     for child in ranks:
         child.send("go on")

@@ -168,7 +168,7 @@ def test_used_signal_is_not_replaced(children, prefix, setting, before, meanwhil
 
 def test_signals_reach_the_main_thread(children):
     """Ctrl-C must go to the main thread, or it would not wake that thread from a C call."""
-    ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2, env={"DLDIST_LOG": "info"})
+    ranks, store = group_team.start_ranks(children, workers.signal_receiving_threads, 2, env={"DLDIST_LOG": "info"})
     for rank in ranks:
         assert rank.result() == ["main"]
 def test_signals_are_restored(children):

@@ -193,7 +193,7 @@ def test_interrupt(procs, what):
 @pytest.mark.parametrize("how", ["pending", "watched", "blocked thread", "cycle", "global", "shared", "closed"])
 def test_exit_without_close(procs, how):
     """Processes must exit soon and without output."""
-    ranks, _store = group_team.start_ranks(procs, cases.leaver, 2, how)
+    ranks, _store = group_team.start_ranks(procs, cases.exit_without_close, 2, how)
     start = time.monotonic()
     for child in ranks:
         assert child.result() == "done"

@@ -44,13 +44,13 @@ def test_work_of_one_rank_completes_without_a_waiter(alone, count):
 
 @pytest.mark.parametrize("what", ["questions", "await", "futures", "dropped"])
 def test_wait_for_a_late_rank(teams, what):
-    assert teams(2).run(cases.late_partner, what)[0] == 1
+    assert teams(2).run(cases.late_rank, what)[0] == 1
 
 
 def test_callbacks(teams):
     """Callbacks must run on dldist's own thread if they had to wait, with the result in place;
     otherwise immediately."""
-    seen = teams(2).run(cases.late_partner, "callbacks")[0]
+    seen = teams(2).run(cases.late_rank, "callbacks")[0]
     assert seen == [(True, "dldist-completion", 1, True), True]
 
 

@@ -287,7 +287,7 @@ class WorldMachine(RuleBasedStateMachine):
             self.receive(group, *keys[which % len(keys)])
 
     @rule(pick=PICKS, source=PICKS, dest=PICKS, tag=st.integers(0, 2))
-    def recv_in_vain(self, pick, source, dest, tag):
+    def recv_without_a_message(self, pick, source, dest, tag):
         """A receive without a message must fail, and the group stay usable."""
         group = self.group(pick)
         source, dest = source % group.size, dest % group.size

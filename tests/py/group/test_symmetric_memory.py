@@ -37,8 +37,8 @@ def test_dtype(teams, dtype):
 @pytest.mark.parametrize(
     "case",
     [
-        cases.sizes_of_their_own, cases.own_array, cases.async_transfers, cases.dropped, cases.pointers, cases.pads, cases.counting,
-        cases.twice_without_a_taker, cases.nobody_signals, cases.barriers, cases.threads, cases.views_outlive_everything,
+        cases.different_sizes, cases.own_array, cases.async_transfers, cases.dropped, cases.pointers, cases.pads, cases.counting,
+        cases.second_signal_without_a_receiver, cases.wait_without_a_signal, cases.barriers, cases.threads, cases.views_outlive_everything,
         cases.cycles, cases.closed, cases.abort_ends_waits, cases.interrupt, cases.bad_arguments, cases.forked,
     ],
     ids=lambda case: case.__name__,

@@ -16,7 +16,7 @@ def late():
 
 
 @threads(2)
-def look_once(group, waits_of, is_late):
+def poll_once(group, waits_of, is_late):
     """Test a timeout of 0 on rank 0, before and after rank 1 has joined."""
     if group.rank == 1:
         is_late.wait(20)
@@ -42,11 +42,11 @@ def pending_of(group):
 
 @pytest.mark.parametrize("waits_of", [future_of, pending_of])
 def test_results_with_timeout_zero(waits_of):
-    look_once(waits_of, threading.Event())
+    poll_once(waits_of, threading.Event())
 
 
 @threads(2)
-def look_once_at_a_block(group, is_late):
+def poll_a_block_once(group, is_late):
     x = array("f", [1])
     if group.rank == 1:
         is_late.wait(20)
@@ -62,7 +62,7 @@ def look_once_at_a_block(group, is_late):
 
 
 def test_coalesced_block_with_timeout_zero():
-    look_once_at_a_block(threading.Event())
+    poll_a_block_once(threading.Event())
 
 
 def test_plain_future_with_timeout_zero():

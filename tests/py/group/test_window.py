@@ -56,5 +56,5 @@ def test_enums_and_options():
 
 
 def test_views_are_released_by_foreign_threads(procs):
-    start, taken, one_gone, another_gone, at_the_end = procs.start(cases.let_go_by_threads_of_others).result()
+    start, taken, one_gone, another_gone, at_the_end = procs.start(cases.release_from_foreign_threads).result()
     assert start == 0 and 2 * taken == 3 * one_gone > 0 and taken == 3 * another_gone and at_the_end == another_gone

@@ -431,14 +431,14 @@ def test_many_default_worlds_of_two_processes_leak_nothing():
 
 
 def test_program_without_destroy_exits_quietly():
-    for code, out, err, seconds in world_workers.run_careless_programs():
+    for code, out, err, seconds in world_workers.run_programs_without_destroy():
         assert (code, out, err) == (0, "", "")
         assert seconds < 5
 
 
 @pytest.mark.parametrize("early", [0, 1])
 def test_rank_may_close_before_or_after_the_others(early):
-    assert run_ranks(world_workers.leave_apart, 2, early, timeout=20) == ["left", "left"]
+    assert run_ranks(world_workers.destroy_at_different_times, 2, early, timeout=20) == ["left", "left"]
 
 
 def test_rank_that_dies_while_others_wait_is_named():

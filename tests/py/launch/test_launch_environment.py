@@ -226,7 +226,7 @@ def test_jobs_have_separate_files(tmp_path):
     assert not os.path.exists(paths[0])
 
 
-def _open_to_others(path, _elsewhere):
+def _accessible_to_others(path, _elsewhere):
     path.mkdir()
     path.chmod(0o755)  # regardless of the umask
     return r"others may enter \(its mode is 0755\)"
@@ -243,7 +243,7 @@ def _file(path, _elsewhere):
     return "is no directory"
 
 
-def _somebody_elses(path, _elsewhere):
+def _owned_by_another_user(path, _elsewhere):
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     path.mkdir(mode=0o700)
@@ -251,7 +251,7 @@ def _somebody_elses(path, _elsewhere):
     return "belongs to user 12345, not to 0"
 
 
-@pytest.mark.parametrize("make", [_open_to_others, _link, _file, _somebody_elses])
+@pytest.mark.parametrize("make", [_accessible_to_others, _link, _file, _owned_by_another_user])
 def test_shared_directory_is_rejected(tmp_path, make):
     path = tmp_path / f"dldist-{os.geteuid()}"
     text = make(path, tmp_path / "elsewhere")

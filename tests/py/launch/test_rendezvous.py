@@ -529,7 +529,7 @@ def test_missing_rank_0_is_named_with_the_joined_ranks(ranks):
 def test_missing_rank_is_named(procs, port):
     """Rank 0, the server, must not exit before the other ranks have also received the error."""
     url = f"tcp://{LOOPBACK}:{port}"
-    children = [procs.start(rendezvous_workers.find_nobody, url, rank, 3, 1.5) for rank in range(2)]
+    children = [procs.start(rendezvous_workers.time_out_without_peers, url, rank, 3, 1.5) for rank in range(2)]
     for child in children:
         assert child.recv() == "begin"
     for child in children:
@@ -620,6 +620,6 @@ def test_early_rank_knows_the_process_that_serves_the_store():
 @pytest.mark.deadline(60)
 def test_repeated_rendezvous_of_two_processes(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
-    children = [procs.start(rendezvous_workers.meet_again_and_again, url, rank, 2, 50, rank) for rank in range(2)]
+    children = [procs.start(rendezvous_workers.meet_repeatedly, url, rank, 2, 50, rank) for rank in range(2)]
     descriptors = [child.result(50) for child in children]
     assert max(descriptors) < 30

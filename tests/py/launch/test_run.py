@@ -102,7 +102,7 @@ class TestRunning:
         (tmp_path / "package" / "tool.py").write_text(
             "import os, sys\nprint(__spec__.name, sys.argv[1:], os.environ.get('OMP_NUM_THREADS'))"
         )
-        code, out, err = dlrun("--standalone", "-m", "package.tool", "-m", cwd=tmp_path, env=with_here())
+        code, out, err = dlrun("--standalone", "-m", "package.tool", "-m", cwd=tmp_path, env=with_this_path())
         assert (code, out, err) == (0, "package.tool ['-m'] None\n", "")
 
     def test_command_that_is_not_python(self):
@@ -116,10 +116,10 @@ class TestRunning:
         assert code == 126 and "Not a directory: " in err
 
     def test_ambiguous_command_is_taken_for_a_script(self, tmp_path):
-        code, _, err = dlrun("-n", 2, "sh", "-c", "true", cwd=tmp_path, env=with_here())
+        code, _, err = dlrun("-n", 2, "sh", "-c", "true", cwd=tmp_path, env=with_this_path())
         assert code == 127
         assert err.startswith("dlrun: script sh does not exist; to run the command sh, pass --no-python (")
-        code, _, err = dlrun("-np", 2, "train.py", cwd=tmp_path, env=with_here())
+        code, _, err = dlrun("-np", 2, "train.py", cwd=tmp_path, env=with_this_path())
         assert code == 127 and f"script train.py does not exist in {tmp_path} (" in err
 
     def test_options_of_torchrun(self):
@@ -169,7 +169,7 @@ class TestRunning:
         assert [path.read_text() for path in folder.rglob("stderr.log")] == ["no end 0"]
 
 
-def with_here():
+def with_this_path():
     """Return the variables with which a process elsewhere imports this process's packages."""
     return {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
 

@@ -7,9 +7,9 @@ import test_nccl_faults
 CASES = (
     "abort_collectives",
     "abort_a_batch",
-    "abort_a_meeting",
+    "abort_during_the_rendezvous",
     "abort_an_init",
-    "abort_an_init_that_does_not_block",
+    "abort_a_nonblocking_init",
     "abort_a_split",
     "abort_a_close",
 )

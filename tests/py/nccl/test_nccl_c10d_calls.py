@@ -4,20 +4,20 @@ import c10d_team
 import nccl_stubs
 import nccl_workers
 import pytest
-from c10d_cases import ON_TWO, ON_TWO_AND_THREE
+from c10d_cases import CASES_FOR_TWO, CASES_FOR_TWO_AND_THREE
 
 VERSION = "2.32.3"
 
 # Cases that NCCL cannot support, and the case of nccl_workers that checks the error.
 DIFFERENT = {
     "any_source": ("NCCL cannot receive from any rank", "nccl_any_source"),
-    "any_source_the_long_way": ("the same", "nccl_any_source"),
+    "any_source_in_low_level_calls": ("the same", "nccl_any_source"),
     "shorter_and_longer_messages": ("both sides of a message have the same size", "nccl_message_sizes"),
     "messages_timeouts": ("a message that has timed out ends the group", "nccl_message_timeouts"),
-    "messages_timeouts_the_long_way": ("the same", "nccl_message_timeouts"),
+    "messages_timeouts_in_low_level_calls": ("the same", "nccl_message_timeouts"),
     "monitored_barrier_names_the_missing": ("NCCL has none", "nccl_monitored_barrier"),
 }
-CASES = ON_TWO_AND_THREE + ON_TWO
+CASES = CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO
 SAME = [name for name in CASES if name not in DIFFERENT]
 OWN = [name for name in vars(nccl_workers) if name.startswith("nccl_") and callable(getattr(nccl_workers, name))]
 

@@ -23,13 +23,13 @@ CASES = (
     "init_fails_later",
     "unique_id_fails",
     "a_rank_does_not_come",
-    "a_kernel_hangs",
-    "a_rank_never_calls",
+    "hung_kernel",
+    "rank_without_a_call",
     "slow_kernels",
     "one_rank_aborts",
     "an_abort_hangs",
     "an_abort_reaches_split_groups",
-    "an_abort_leaves_the_parent",
+    "abort_of_a_split_keeps_the_parent",
     "memory_runs_out",
 )
 
@@ -172,7 +172,7 @@ def test_hung_watchdog(children, tmp_path):
 
 def test_unloaded_driver_at_exit(children, tmp_path):
     """The process must exit without output, and in time."""
-    ranks, store = start(children, workers.driver_goes, tmp_path)
+    ranks, store = start(children, workers.driver_is_unloaded, tmp_path)
     for rank in ranks:
         rank.recv()
     for rank in ranks:

@@ -59,7 +59,7 @@ def test_several_devices_of_one_process(tmp_path):
 
 def test_process_may_exit_without_destroy(tmp_path):
     start = time.monotonic()
-    assert run("ends_without_destroying", 2, tmp_path) == (["left"] * 2, [""] * 2)
+    assert run("exits_without_destroy", 2, tmp_path) == (["left"] * 2, [""] * 2)
     assert time.monotonic() - start < 15
 
 
@@ -88,7 +88,7 @@ def test_names_of_the_process_group(tmp_path):
 )
 def test_nonblocking_communicators(tmp_path, option, setting, blocks):
     env = {"BLOCKING": option, "DLDIST_NCCL_NONBLOCKING": setting}
-    for said, left in run("estimates_unless_not_blocking", 2, tmp_path, env=env)[0]:
+    for said, left in run("estimates_if_blocking", 2, tmp_path, env=env)[0]:
         assert said == 1.0 if blocks else "estimates need a blocking communicator" in said, said
         assert left == NOTHING
 

@@ -48,7 +48,7 @@ def test_case_of_group_workers(teams, size, case):
 
 @pytest.mark.parametrize("what", ["questions", "await", "futures", "callbacks"])
 def test_wait_for_a_late_rank(teams, what):
-    seen = teams(2).run(cases.late_partner, what)[0]
+    seen = teams(2).run(cases.late_rank, what)[0]
     assert seen == ([(True, "dldist-completion", 1, True), True] if what == "callbacks" else 1)
 
 

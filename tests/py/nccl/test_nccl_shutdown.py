@@ -13,7 +13,7 @@ import pytest
 VERSION = "2.32.3"
 SUM = [10.0] * 4
 # otherwise the first rank to end would pass its error on to the other
-EACH_FOR_ITSELF = {"DLDIST_PROPAGATE_ERROR": "0"}
+NOT_SYNCHRONIZED = {"DLDIST_PROPAGATE_ERROR": "0"}
 
 
 def run(name, tmp_path, size=2, version=VERSION, env=None):
@@ -33,7 +33,7 @@ def test_destroying_waits_as_long_as_operations_may_take(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["destroy_while_it_times_out", "with_while_it_times_out", "destroy_after_it_has_timed_out"]
+    "name", ["destroy_during_a_timeout", "with_block_during_a_timeout", "destroy_after_a_timeout"]
 )
 def test_unreported_failure_is_raised_by_destroy(tmp_path, name):
     for text in run(name, tmp_path)[0]:
@@ -42,23 +42,23 @@ def test_unreported_failure_is_raised_by_destroy(tmp_path, name):
 
 
 def test_reported_failure_is_not_raised_again(tmp_path):
-    assert run("destroy_after_being_told", tmp_path)[0] == [None] * 2
+    assert run("destroy_after_a_reported_error", tmp_path)[0] == [None] * 2
 
 
 def test_close_raises_after_its_timeout(tmp_path):
-    for text in run("close_with_a_limit", tmp_path, env=EACH_FOR_ITSELF)[0]:
+    for text in run("close_with_a_limit", tmp_path, env=NOT_SYNCHRONIZED)[0]:
         assert text is not None and text.startswith("DistTimeoutError: closing the group: all_reduce #1"), text
 
 
 def test_hung_communicator_is_reported(tmp_path):
-    for text in run("close_behind_a_graph", tmp_path, env=EACH_FOR_ITSELF)[0]:
+    for text in run("close_after_a_graph", tmp_path, env=NOT_SYNCHRONIZED)[0]:
         assert text is not None and text.startswith("DistTimeoutError: closing the group: its operations have ended"), text
         assert "CUDA graph" in text and "ncclCommFinalize of rank" in text, text
 
 
 @pytest.mark.deadline(60)
 def test_destroy_waits_ten_seconds_for_a_live_graph(tmp_path):
-    for ends, values in run("end_behind_a_live_graph", tmp_path, env=EACH_FOR_ITSELF)[0]:
+    for ends, values in run("end_after_a_live_graph", tmp_path, env=NOT_SYNCHRONIZED)[0]:
         assert values == [SUM] * 2
         for text, seconds in ends:
             assert text is not None and text.startswith("DistTimeoutError: closing the group: its operations have ended"), text
@@ -67,7 +67,7 @@ def test_destroy_waits_ten_seconds_for_a_live_graph(tmp_path):
 
 
 def test_shrinking_waits_for_the_old_group(tmp_path):
-    assert run("shrink_behind_work", tmp_path)[0] == [SUM] * 2
+    assert run("shrink_after_work", tmp_path)[0] == [SUM] * 2
 
 
 def test_process_exit_warns(tmp_path):
@@ -87,7 +87,7 @@ def test_communicators_of_one_process_wait_for_operations(tmp_path):
 @pytest.mark.parametrize("name", ["destroy_many", "abort_many"])
 def test_communicators_end_concurrently(tmp_path, name):
     """Communicators must end concurrently: one after another, they would take 25 s."""
-    for error, seconds, nthreads, ncomms in run(name, tmp_path, env=EACH_FOR_ITSELF)[0]:
+    for error, seconds, nthreads, ncomms in run(name, tmp_path, env=NOT_SYNCHRONIZED)[0]:
         assert error is None and ncomms == 0
         assert seconds < procs.under_load(2.0) * leak_check.slower(), seconds
         assert nthreads <= 80, nthreads
@@ -95,6 +95,6 @@ def test_communicators_end_concurrently(tmp_path, name):
 
 @pytest.mark.deadline(60)
 def test_each_failed_end_is_named(tmp_path):
-    for text, *_ in run("destroy_some_that_fail", tmp_path, env=EACH_FOR_ITSELF)[0]:
+    for text, *_ in run("destroy_some_that_fail", tmp_path, env=NOT_SYNCHRONIZED)[0]:
         assert text.count("it does not end") == 2 and text.count("ncclCommDestroy of rank") == 2, text
         assert text.count("while destroying group") == 2, text

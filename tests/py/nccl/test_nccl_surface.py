@@ -15,7 +15,7 @@ def run(name, tmp_path, size=2, **options):
 
 
 @pytest.mark.parametrize(
-    "name", ["waits_alone", "timing_from_now_on", "tells_its_hook", "tells_its_hook_without_timing"]
+    "name", ["waits_without_the_other_rank", "timing_from_now_on", "completion_hook_with_timing", "completion_hook_without_timing"]
 )
 def test_members_of_works(tmp_path, name):
     assert run(name, tmp_path) == [NOTHING] * 2

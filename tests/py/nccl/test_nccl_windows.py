@@ -60,18 +60,18 @@ def test_order_of_operations(tmp_path, name, version, options):
 
 
 def test_put_without_a_wait(tmp_path):
-    check("a_put_that_nobody_waits_for", 2, tmp_path)
+    check("put_without_a_wait", 2, tmp_path)
 
 
 def test_wait_blocks_the_stream_and_not_the_host(tmp_path):
-    check("a_wait_for_nothing_yet", 2, tmp_path)
+    check("wait_before_the_signal", 2, tmp_path)
 
 
 def test_close_waits_for_other_ranks(tmp_path):
-    check("closing_waits_for_the_others", 2, tmp_path)
+    check("close_waits_for_other_ranks", 2, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["channels_are_apart", "a_signal_follows_puts_of_other_channels"])
+@pytest.mark.parametrize("name", ["channels_are_separate", "signal_follows_puts_of_other_channels"])
 def test_channels(tmp_path, name):
     check(name, 2, tmp_path, "2.31.2", config={"num_rma_sig": 3})
 

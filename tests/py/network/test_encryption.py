@@ -152,7 +152,7 @@ def test_links_that_disagree_on_encryption_fail(procs, hosts, tmp_path):
 
 
 def test_child_processes_do_not_inherit_the_secret(procs):
-    child = procs.start(encryption_workers.start, "look_at_children", 0, 1, "127.0.0.1", env=environment())
+    child = procs.start(encryption_workers.start, "inspect_children", 0, 1, "127.0.0.1", env=environment())
     child.send(child.recv())
     before, after, refusal, forked, pid = child.result(40)
     assert before == SECRET

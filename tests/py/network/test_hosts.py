@@ -358,7 +358,7 @@ def test_downed_interface(team):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 def test_cable_that_is_restored_before_the_deadline(team, seconds):
-    ours = team(TWO_BY_TWO, "late_for_cut", 20.0)
+    ours = team(TWO_BY_TWO, "call_during_cut", 20.0)
     ours.recv()
     ours.hosts.cut(0)
     ours.send()

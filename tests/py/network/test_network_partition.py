@@ -17,7 +17,7 @@ TWO_BY_TWO = (0, 0, 1, 1)
 CUT_S = float(os.environ.get("DLDIST_TEST_CUT_S", "6"))
 
 
-def run_heal(procs, hosts, layout, way, front, hold, env, cut_s=CUT_S):
+def run_partition(procs, hosts, layout, way, front, hold, env, cut_s=CUT_S):
     address = hosts.address(0)
     children = [
         hosts.start(procs, host, network_partition_workers.heal, front, hold, rank, len(layout), address, env=env)
@@ -66,7 +66,7 @@ NO_SHARED_MEMORY = {"DLDIST_SHM": "0"}
 def test_new_world_after_a_cut(procs, way, front, hold, env):
     with netns.Hosts(2) as hosts:
         try:
-            errors, again = run_heal(procs, hosts, TWO_BY_TWO, way, front, hold, env)
+            errors, again = run_partition(procs, hosts, TWO_BY_TWO, way, front, hold, env)
         finally:
             procs.close()
     for error, text in zip(errors, again, strict=True):

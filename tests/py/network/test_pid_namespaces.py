@@ -38,7 +38,7 @@ def start(procs, rank, has_shm):
     env = {"DLDIST_SHM": "1" if has_shm else "0"}
     options = {"timeout": 20, "connect_timeout": 20}
     prefix = [*APART, *AFTER, str(NUMBERS_USED[rank])]
-    return procs.start(host_workers.start, "work_together", rank, SIZE, ADDRESS, (), options, env=env, prefix=prefix)
+    return procs.start(host_workers.start, "run_sample_of_cases", rank, SIZE, ADDRESS, (), options, env=env, prefix=prefix)
 
 
 @pytest.mark.deadline(60)

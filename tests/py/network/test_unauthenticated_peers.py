@@ -43,8 +43,8 @@ def test_unix_socket_of_a_store_is_only_for_its_user(procs):
     name = f"dldist-store-{LOOPBACK}:{store.port}"
     store.set("key", b"value")
     ask = MAGIC + b"\x11"  # LIST_KEYS
-    assert b"/key" in procs.start(unauthenticated_peers_workers.knock_as, 0, name, ask).result()
-    assert procs.start(unauthenticated_peers_workers.knock_as, 65534, name, ask).result() == b""
+    assert b"/key" in procs.start(unauthenticated_peers_workers.connect_as, 0, name, ask).result()
+    assert procs.start(unauthenticated_peers_workers.connect_as, 65534, name, ask).result() == b""
     assert procs.start(unauthenticated_peers_workers.use_store_as, 65534, store.port).result() == b"value", "TCP is for all without a secret"
 
 
@@ -52,7 +52,7 @@ def test_unix_socket_of_a_store_is_only_for_its_user(procs):
 def test_unix_socket_of_another_user_receives_nothing(procs):
     with socket.create_server((LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
-        stranger = procs.start(unauthenticated_peers_workers.take_name_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
+        stranger = procs.start(unauthenticated_peers_workers.listen_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
         stranger.recv()
         timeout = timedelta(seconds=20)
         store = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=timeout, master_listen_fd=listening.detach())

@@ -149,7 +149,7 @@ def run(path, size):
     return outputs
 
 
-def without_particulars(text):
+def without_varying_parts(text):
     """Return the lines without the parts that vary between runs, each as a sorted list of words.
 
     It varies whether a rank detects a failure in its call or before, and which side an error names
@@ -177,7 +177,7 @@ def test_programs_print_their_output(block, tmp_path):
     path.write_text(source, encoding="utf-8")
     outputs = run(path, size)
     for rank, text in block.outputs.items():
-        assert without_particulars(outputs[rank]) == without_particulars(text), outputs[rank]
+        assert without_varying_parts(outputs[rank]) == without_varying_parts(text), outputs[rank]
 
 
 def without_code(page):

@@ -20,7 +20,7 @@ METHODS = """set get try_get add compare_set wait check delete_key num_keys appe
 queue_pop queue_len list_keys barrier clone set_timeout has_extended_api""".split()
 
 # Members of torch's classes that dldist's lack, with the reason.
-NOT_OURS = {
+NOT_IN_DLDIST = {
     "_pybind11_conduit_v1_": "machinery of pybind11",
     "collect_client_counters": "a debugging aid of torch's own client",
     "collect_server_counters": "a debugging aid of torch's own server",
@@ -97,10 +97,10 @@ def test_names_of_torch(kind):
         name
         for name in dir(theirs)
         if not (name.startswith("__") and name.endswith("__"))
-        and name not in NOT_OURS
+        and name not in NOT_IN_DLDIST
         and not hasattr(getattr(dldist, kind), name)
     ]
-    assert not missing, "new in torch: add them, or say in NOT_OURS why not"
+    assert not missing, "new in torch: add them, or say in NOT_IN_DLDIST why not"
 
 
 def test_tcp_store_signature():

@@ -60,7 +60,7 @@ def one_skips():
         group.barrier()
 
 
-def one_dies_as_a_parent():
+def one_dies_and_leaves_a_child():
     if os.environ["RANK"] == "1":
         if os.fork() == 0:
             time.sleep(10)
@@ -73,7 +73,7 @@ class Unreadable:
         return int, ("no number",)
 
 
-def one_returns_what_cannot_be_read():
+def one_returns_an_unreadable_object():
     if os.environ["RANK"] == "1":
         raise LookupError("the other one")
     return Unreadable()
@@ -88,7 +88,7 @@ class NotPickled(Exception):
         super().__init__(one)
 
 
-def raises_what_cannot_be_pickled():
+def raises_an_unpicklable_exception():
     raise NotPickled(1, 2)
 
 
@@ -158,7 +158,7 @@ class TestRunRanks:
 
     def test_death_is_detected_if_the_pipe_stays_open(self):
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
-            run_ranks(one_dies_as_a_parent, 2, init=False, timeout=6.0)
+            run_ranks(one_dies_and_leaves_a_child, 2, init=False, timeout=6.0)
 
     def test_rank_that_fails_to_start(self):
         with pytest.raises(RanksFailed, match="(?s)ended without a result: exit code 1.*No module named 'encodings'"):
@@ -167,7 +167,7 @@ class TestRunRanks:
     def test_unreadable_result_is_a_failure(self, monkeypatch):
         monkeypatch.setattr("dldist.testing._GRACE_S", 20)
         with pytest.raises(RanksFailed, match="(?s)rank 0 ----\nits result cannot be unpickled:.*no number.*the other one"):
-            run_ranks(one_returns_what_cannot_be_read, 2, init=False)
+            run_ranks(one_returns_an_unreadable_object, 2, init=False)
 
     def test_interrupted_ranks_do_not_interrupt_the_tests(self):
         with pytest.raises(RanksFailed, match="KeyboardInterrupt"):
@@ -175,7 +175,7 @@ class TestRunRanks:
 
     def test_exception_that_cannot_be_pickled(self):
         with pytest.raises(RanksFailed, match="NotPickled: 1"):
-            run_ranks(raises_what_cannot_be_pickled, 1, init=False)
+            run_ranks(raises_an_unpicklable_exception, 1, init=False)
 
     def test_skip_of_one_rank_skips_the_test(self):
         with pytest.raises(unittest.SkipTest, match="not on this machine"):

@@ -95,7 +95,7 @@ def test_failed_autoload_is_a_warning(installed):
     assert "1 the backend \"dldist\" cannot be registered with torch.distributed: TypeError('no such thing')" in done.stdout, done.stderr
 
 
-LEAVES_ITS_GROUPS = """
+WITHOUT_DESTROY = """
 import sys
 import torch.distributed as dist
 import dldist.torch
@@ -111,7 +111,7 @@ def test_program_with_open_groups_exits_silently(installed, tmp_path):
     already unloaded."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", LEAVES_ITS_GROUPS, str(tmp_path / "store"), str(rank)],
+            [sys.executable, "-c", WITHOUT_DESTROY, str(tmp_path / "store"), str(rank)],
             env=dict(installed, TORCH_CPP_LOG_LEVEL="ERROR"),
             stderr=subprocess.PIPE,
             text=True,

@@ -98,4 +98,4 @@ def test_other_devices_have_their_own_backends(run):
 @pytest.mark.parametrize("way", ["c++", "python"])
 def test_another_backend_for_the_cpu(run, way):
     environment = {"DLDIST_TORCH_BACKEND": way}
-    assert [child.result(START_S) for child in run(workers.gloo_beside, env=environment)] == [(2.0, "gloo")] * 2
+    assert [child.result(START_S) for child in run(workers.gloo_for_the_cpu, env=environment)] == [(2.0, "gloo")] * 2

@@ -194,7 +194,7 @@ second.allreduce([torch.ones(4)]).wait()
 assert work.wait()
 """
 
-WAITED_FOR_AGAIN = """
+REPEATED_WAIT = """
 import dldist
 opts = dist.AllreduceOptions()
 opts.timeout = timedelta(seconds=0.3)
@@ -209,7 +209,7 @@ except dldist.DistTimeoutError as error:
     assert error.rank == 1
 """
 
-A_FUTURE_THAT_HAS_A_VALUE = """
+FUTURE_WITH_A_VALUE = """
 told = []
 sys.unraisablehook = told.append
 x = torch.ones(4)
@@ -225,7 +225,7 @@ assert len(told) == 1 and told[0].exc_type is RuntimeError, told
 
 
 @pytest.mark.parametrize(
-    "case", [NO_THREAD, WAITED_FOR_AGAIN, A_FUTURE_THAT_HAS_A_VALUE], ids=["no_thread", "waited_for_again", "a_future_that_has_a_value"]
+    "case", [NO_THREAD, REPEATED_WAIT, FUTURE_WITH_A_VALUE], ids=["no_thread", "waited_for_again", "a_future_that_has_a_value"]
 )
 def test_failing_futures(library, case):
     environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND="c++")

@@ -188,7 +188,7 @@ LIMITS_S = dict.fromkeys(BLOCKING, 0.1) | {"Window.put": 0.5, "c10d Window.put":
 
 # Rank 1 also makes these calls after rank 0 was interrupted in them, and receives the error: they
 # count in the order of the default world.
-HEARD_LATER = {"new_group", "new_subgroups", "new_subgroups_by_enumeration"}
+NOTIFIED_LATER = {"new_group", "new_subgroups", "new_subgroups_by_enumeration"}
 
 # Public calls that never wait: they query, create local objects, start an operation, or end it
 # without waiting.
@@ -303,7 +303,7 @@ def _prepare(code, names):
     return own
 
 
-def take_no_part(channel, port):
+def run_rank_1(channel, port):
     """Run rank 1: make each call's objects, then stay idle or stopped until rank 0 continues."""
     world, names = _open(port, 1)
     server = dldist.TCPStore(LOOPBACK, 0, is_master=True)
@@ -313,7 +313,7 @@ def take_no_part(channel, port):
     kept = name = None
     while True:
         world.recv(number, 0)
-        if name in HEARD_LATER:
+        if name in NOTIFIED_LATER:
             _hear(BLOCKING[name], names)
         if number[0] < 0:
             return None

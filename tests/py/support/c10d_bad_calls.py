@@ -30,8 +30,8 @@ NO_SCAN = "torch has no scan"
 NAMES_OF_OPS = "reductions have names, so an unknown name is a wrong value"
 CLOSED = "torch's groups stay usable after their destruction; dldist closes them"
 DEVICES = "torch.device refuses names that it does not know"
-A_LOOK_UP = "torch's error is a failed dict lookup"
-OF_NOTHING = "torch's dispatcher raises it, for lack of a tensor"
+FAILED_LOOKUP = "torch's error is a failed dict lookup"
+NO_TENSOR_GIVEN = "torch's dispatcher raises it, for lack of a tensor"
 NO_TENSOR = "must be a tensor"
 BOTH = "Can't specify both group_rank and global_rank"
 NEITHER = "Must specify global_rank or group_rank"
@@ -85,7 +85,7 @@ LENGTHS = [
     Bad("dist.all_gather([], f(1))", "RuntimeError", "got 0 tensors, expected 2"),
     Bad("dist.all_gather_single(f(0, 0, 0), f(1))", "RuntimeError", "got 3 elements, expected 2 x 1"),
     Bad("dist.all_gather_coalesced([[f(0)]], [f(1)])", "RuntimeError", "got 1 lists, expected 2"),
-    Bad("dist.all_reduce_coalesced([])", "ValueError", "is empty", theirs="NotImplementedError", why=OF_NOTHING),
+    Bad("dist.all_reduce_coalesced([])", "ValueError", "is empty", torch_error="NotImplementedError", why=NO_TENSOR_GIVEN),
     Bad("dist.gather(f(1), None)", "ValueError", "``gather_list`` must be specified on destination rank", on=(0,)),
     Bad("dist.gather(f(1), [])", "ValueError", "``gather_list`` must be specified on destination rank", on=(0,)),
     Bad("dist.gather(f(1), [f(0), f(0)])", "ValueError", "must NOT be specified on non-destination ranks", on=(1,)),
@@ -246,7 +246,7 @@ GROUPS = [
     Bad("dist.get_group_rank(gone, 0)", "ValueError", NOT_REGISTERED),
     Bad("dist.get_global_rank(pair, 5)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.get_global_rank(gone, 0)", "ValueError", NOT_REGISTERED),
-    Bad("dist.get_process_group_ranks(gone)", "ValueError", NOT_REGISTERED, theirs="KeyError", why=A_LOOK_UP),
+    Bad("dist.get_process_group_ranks(gone)", "ValueError", NOT_REGISTERED, theirs="KeyError", why=FAILED_LOOKUP),
     Bad("dist.get_default_backend_for_device('unknown')", "ValueError", "not registered", theirs=None, why=DEVICES),
     Bad("dist.Backend(3)", "ValueError", "string-ish"),
     Bad("dist.BackendConfig('cpu:gloo,cpu:gloo')", "ValueError", "Duplicate device type"),

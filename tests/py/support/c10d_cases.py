@@ -18,10 +18,10 @@ import dldist as dist
 SHORT_S = 0.3
 
 # All cases, by the number of ranks that they need.
-ON_TWO_AND_THREE = [
+CASES_FOR_TWO_AND_THREE = [
     "collectives_in_the_default_world",
     "collectives_in_a_group_of_another_order",
-    "collectives_in_groups_of_our_own",
+    "collectives_in_separate_groups",
     "works",
     "late_message",
     "coalesced_calls",
@@ -32,15 +32,15 @@ ON_TWO_AND_THREE = [
     "batches",
     "coalescing",
     "coalescing_in_a_group",
-    "coalescing_that_goes_wrong",
-    "coalescing_gives_illegal_works",
+    "failing_coalescing",
+    "coalescing_returns_illegal_works",
     "monitored_barrier_names_the_missing",
-    "collectives_the_long_way",
-    "messages_the_long_way",
-    "any_source_the_long_way",
-    "coalescing_the_long_way",
+    "collectives_in_low_level_calls",
+    "messages_in_low_level_calls",
+    "any_source_in_low_level_calls",
+    "coalescing_in_low_level_calls",
 ]
-ON_TWO = ["shorter_and_longer_messages", "one_calls_timeout", "messages_timeouts", "messages_timeouts_the_long_way",
+CASES_FOR_TWO = ["shorter_and_longer_messages", "one_calls_timeout", "messages_timeouts", "messages_timeouts_in_low_level_calls",
           "barriers_timeout", "settings_of_a_group"]
 
 
@@ -250,7 +250,7 @@ def collectives_in_a_group_of_another_order(rank, size):
     dist.destroy_process_group(group)
 
 
-def collectives_in_groups_of_our_own(rank, size):
+def collectives_in_separate_groups(rank, size):
     """A World and a Group must number their ranks themselves, unlike the default world."""
     ranks = list(range(size))
     world, group = backend.worlds(ranks[::-1])
@@ -545,7 +545,7 @@ def coalescing_in_a_group(rank, size):
     dist.destroy_process_group(group)
 
 
-def coalescing_that_goes_wrong(rank, size):
+def failing_coalescing(rank, size):
     """If the block raises, nothing must run and nothing must stay recorded."""
     x = f(rank)
     with raises(KeyError, "stop"), dist._coalescing_manager():
@@ -561,7 +561,7 @@ def coalescing_that_goes_wrong(rank, size):
     assert x.tolist() == [sum(range(size))]
 
 
-def coalescing_gives_illegal_works(rank, size):
+def coalescing_returns_illegal_works(rank, size):
     """Calls with async_op must return works that cannot be used before the block ends."""
     x = f(rank)
     with dist._coalescing_manager() as manager:
@@ -623,7 +623,7 @@ def messages_timeouts(rank, size):
     assert dist.recv(x, 1 - rank, timeout=20) == 1 - rank and x.tolist() == [1 - rank]
 
 
-def messages_timeouts_the_long_way(rank, size):
+def messages_timeouts_in_low_level_calls(rank, size):
     with watched(dist.group.WORLD):
         messages_timeouts(rank, size)
 
@@ -679,7 +679,7 @@ def watched(group):
         group.unregister_pre_hook(1)
 
 
-def collectives_the_long_way(rank, size):
+def collectives_in_low_level_calls(rank, size):
     ranks = list(range(size))[::-1]
     group = dist.new_group(ranks, sort_ranks=False)
     with watched(group) as seen:
@@ -690,23 +690,23 @@ def collectives_the_long_way(rank, size):
     dist.destroy_process_group(group)
 
 
-def messages_the_long_way(rank, size):
+def messages_in_low_level_calls(rank, size):
     with watched(dist.group.WORLD) as seen:
         messages(rank, size)
         batches(rank, size)
     assert seen
 
 
-def any_source_the_long_way(rank, size):
+def any_source_in_low_level_calls(rank, size):
     with watched(dist.group.WORLD) as seen:
         any_source(rank, size)
     assert seen
 
 
-def coalescing_the_long_way(rank, size):
+def coalescing_in_low_level_calls(rank, size):
     with watched(dist.group.WORLD) as seen:
         coalescing(rank, size)
-        coalescing_that_goes_wrong(rank, size)
-        coalescing_gives_illegal_works(rank, size)
+        failing_coalescing(rank, size)
+        coalescing_returns_illegal_works(rank, size)
         works(rank, size)
     assert seen

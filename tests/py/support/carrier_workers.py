@@ -83,7 +83,7 @@ def is_carried(group):
     return counts
 
 
-def message_without_room(rank, size):
+def message_larger_than_its_buffer(rank, size):
     """Replace c10d_cases.shorter_and_longer_messages: here the error names only the buffer size."""
     f = c10d_cases.f
     if rank == 0:
@@ -113,12 +113,12 @@ def interrupted(channel, carrier, port, rank, size, what):
     return group_workers.interrupted(channel, port, rank, size, what)
 
 
-def leaver(channel, carrier, port, rank, size, how):
+def exit_without_close(channel, carrier, port, rank, size, how):
     in_world(carrier)
-    return group_workers.leaver(channel, port, rank, size, how)
+    return group_workers.exit_without_close(channel, port, rank, size, how)
 
 
-def strangers_to_each_other(channel, port, rank, size):
+def ranks_of_separate_worlds(channel, port, rank, size):
     """Make a group of ranks that MPI did not start together."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
     try:

@@ -89,7 +89,7 @@ def meet_over_file(_channel, rank, size, path):
     return failure
 
 
-def look_at_children(channel, rank, size, address):
+def inspect_children(channel, rank, size, address):
     """Return the DLDIST_SECRET of child processes, before and after this process becomes a rank."""
     show = [sys.executable, "-c", "import os; print(os.environ.get('DLDIST_SECRET'))"]
 

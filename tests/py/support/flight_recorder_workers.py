@@ -81,7 +81,7 @@ def send_between_collectives(channel, port, rank, size, path):
         channel.send(flight_recorder.dump(f"{path}{rank}"))
 
 
-def leave_one_out(channel, port, rank, size, path):
+def omit_the_last_rank(channel, port, rank, size, path):
     """Omit the last rank from a call, so that the other ranks time out."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     group = dldist.Group(store, rank, size, timeout=LIMIT_S)

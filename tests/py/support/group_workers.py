@@ -601,7 +601,7 @@ def shared_arrays(group):
 
 def point_to_point(group):
     """Run the cases for messages."""
-    for case in (ring, tagged, from_anybody, to_oneself, shorter_message, empty_message, batches, large_batch):
+    for case in (ring, tagged, from_any_rank, to_oneself, shorter_message, empty_message, batches, large_batch):
         case(group)
 
 
@@ -637,7 +637,7 @@ def tagged(group):
         assert work.wait() and work.is_success() and work.exception() is None and work.result() == []
 
 
-def from_anybody(group):
+def from_any_rank(group):
     rank, n = group.rank, group.size
     buffer = make("i", [0])
     works = [group.isend(make("i", [rank]), r, 7) for r in range(n)]
@@ -779,7 +779,7 @@ def many_works(group):
     assert [read(tensor) for tensor in tensors] == [[k * group.size] for k in range(300)]
 
 
-def late_partner(group, what):
+def late_rank(group, what):
     """Test calls on an unfinished work. Rank 0 makes them; the other ranks wait for its release."""
     rank = group.rank
     group.barrier()  # connects all ranks
@@ -1317,7 +1317,7 @@ def forks(channel):
     return lines, status
 
 
-def leaver(channel, port, rank, size, how):
+def exit_without_close(channel, port, rank, size, how):
     """Exit without closing, in one of several ways; must print nothing."""
     group = open_group(port, rank, size)
     tensor = array.array("i", [1])

@@ -219,7 +219,7 @@ def message_to_the_last(channel, group, timeout):
     return attempt(group.send, bytearray(100), group.size - 1, timeout=timeout)
 
 
-def work_together(_channel, group):
+def run_sample_of_cases(_channel, group):
     for case in oracle.all_cases(group.size)[::20]:
         oracle.run(group, case)
     exchange_all(group, 1000)
@@ -234,7 +234,7 @@ def large_message(channel, group, nbytes, timeout):
     return attempt(group.recv, bytearray(nbytes), 0, timeout=timeout + 2)
 
 
-def late_for_cut(channel, group, timeout):
+def call_during_cut(channel, group, timeout):
     """Start an operation while the link is cut."""
     oracle.run(group, oracle.Case("all_reduce", "i", 1000))
     channel.send("ready")

@@ -35,7 +35,7 @@ def await_report(text):
     return flight_recorder.report()
 
 
-def expect_time_out(group, seconds):
+def expect_timeout(group, seconds):
     try:
         group.all_reduce(array.array("f", [1.0]), timeout=seconds)
     except dldist.DistTimeoutError as error:
@@ -51,7 +51,7 @@ def one_times_out(channel, port, rank, size, prefix, members):
         group = world.split(members, "part") if rank in members else None
     world.barrier()
     if rank == 0:
-        expect_time_out(group, 0.3)
+        expect_timeout(group, 0.3)
         channel.send("timed out")
     since = channel.recv(LIMIT_S)
     seconds = await_file(f"{prefix}{rank}", since)
@@ -68,7 +68,7 @@ def lagging(channel, port, rank, size, awaited, has_python_store=False):
     world.barrier()
     if rank == 0:
         channel.recv(LIMIT_S)  # once the other ranks had time to publish their state
-        expect_time_out(world, 0.3)
+        expect_timeout(world, 0.3)
         channel.send(await_report(awaited))
     elif rank < size - 1:
         try:
@@ -115,7 +115,7 @@ def disposition(number):
     return "handled" if masks["SigCgt"] & bit else "default"
 
 
-def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
+def uses_a_signal(channel, port, rank, size, before, is_handled, prefix):
     """Report the effect of SIGUSR2 with a world, and after the monitor has stopped."""
     calls = []
     if before != "default":
@@ -133,7 +133,7 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
     world = open_world(port, rank, size)
     world.barrier()
     meanwhile = find_out()
-    if is_heard:
+    if is_handled:
         assert await_file(f"{prefix}{rank}", time.monotonic()) is not None
     world.barrier()
     world.close()
@@ -141,7 +141,7 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
     return [meanwhile, find_out()]
 
 
-def threads_that_take(number):
+def threads_receiving(number):
     """Return the threads of this process that may receive a signal."""
     found = []
     for thread in os.listdir("/proc/self/task"):
@@ -152,7 +152,7 @@ def threads_that_take(number):
     return found
 
 
-def threads_that_take_signals(channel, port, rank, size):
+def signal_receiving_threads(channel, port, rank, size):
     """Return these threads while the monitor, started with the world, and the log and callback
     threads wait."""
     world = open_world(port, rank, size)
@@ -166,7 +166,7 @@ def threads_that_take_signals(channel, port, rank, size):
     names = {thread.name for thread in threading.enumerate()}
     assert {"dldist-log", "dldist-completion"} <= names, names
     deadline = time.monotonic() + LIMIT_S
-    while (found := threads_that_take(signal.SIGINT)) != ["main"] and time.monotonic() < deadline:
+    while (found := threads_receiving(signal.SIGINT)) != ["main"] and time.monotonic() < deadline:
         time.sleep(0.01)
     world.barrier()
     world.close()
@@ -283,13 +283,13 @@ def has_a_store_that_fails(channel):
     import logging
     import threading
 
-    told, has_been_told = [], threading.Event()
+    told, has_been_logged = [], threading.Event()
 
     class Collect(logging.Handler):
         def emit(self, record):
             told.append(record.getMessage())
             if "stops using a store" in told[-1]:
-                has_been_told.set()
+                has_been_logged.set()
 
     logging.getLogger("dldist").addHandler(Collect())
     logging.getLogger("dldist").setLevel(logging.DEBUG)
@@ -306,7 +306,7 @@ def has_a_store_that_fails(channel):
     for thread in threads:
         thread.join(LIMIT_S)
     store.error = KeyError("out of order \udc80")
-    assert has_been_told.wait(LIMIT_S), told
+    assert has_been_logged.wait(LIMIT_S), told
     threads = [threading.Thread(target=world.barrier) for world in worlds]  # continue without it
     for thread in threads:
         thread.start()

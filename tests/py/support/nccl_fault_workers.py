@@ -297,7 +297,7 @@ def a_rank_does_not_come(ctx):
 # ---- timeouts
 
 
-def a_kernel_hangs(ctx):
+def hung_kernel(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.timeout = 0.5
@@ -311,7 +311,7 @@ def a_kernel_hangs(ctx):
     group.close()
 
 
-def a_rank_never_calls(ctx):
+def rank_without_a_call(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.timeout = 0.7
@@ -413,7 +413,7 @@ def an_abort_reaches_split_groups(ctx):
     group.close()
 
 
-def an_abort_leaves_the_parent(ctx):
+def abort_of_a_split_keeps_the_parent(ctx):
     """An abort must not reach the parent, nor dropping a group without close() affect its parts."""
     group, part, grandchild, orphan = open_family(ctx)
     part.abort("enough of it")
@@ -531,7 +531,7 @@ def watchdog_hangs(channel, port, rank, size, version):
     return None
 
 
-def driver_goes(channel, port, rank, size, version):
+def driver_is_unloaded(channel, port, rank, size, version):
     """The driver shuts down before the process exits, with works pending."""
     ctx = Rank(port, rank, size, version)
     ctx.name = "driver goes"
@@ -658,7 +658,7 @@ def abort_a_batch(ctx):
     abort_during(ctx, call, launched(ctx, "ncclAllReduce"))
 
 
-def abort_a_meeting(ctx):
+def abort_during_the_rendezvous(ctx):
     """No other rank joins."""
     abort_during(ctx, lambda group: group.all_reduce(ctx.array(1)), launched(ctx, "ncclGetUniqueId"), warm=False)
 
@@ -682,7 +682,7 @@ def abort_an_init(ctx):
     group.close()
 
 
-def abort_an_init_that_does_not_block(ctx):
+def abort_a_nonblocking_init(ctx):
     group = ctx.open(config={"blocking": 0})
     if ctx.rank == 0:
         ctx.stubs.nccl.hang("(init)")

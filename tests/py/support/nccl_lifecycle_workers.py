@@ -217,7 +217,7 @@ def several_devices(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
-def ends_without_destroying(dist, stubs, Tensor, port, rank, size):
+def exits_without_destroy(dist, stubs, Tensor, port, rank, size):
     _init(dist, port, rank, size)
     assert _sum_of_ranks(dist, Tensor, rank) == 3
     return "left"
@@ -375,7 +375,7 @@ def surface(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
-def estimates_unless_not_blocking(dist, stubs, Tensor, port, rank, size):
+def estimates_if_blocking(dist, stubs, Tensor, port, rank, size):
     """Return NCCL's estimate, or the reason why there is none (it needs blocking communicators)."""
     from dldist._backends.nccl import ProcessGroupNCCL
 

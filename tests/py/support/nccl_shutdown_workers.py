@@ -35,7 +35,7 @@ class Rank:
         timeout = datetime.timedelta(seconds=LIMIT_S)
         self.dist.init_process_group("nccl", store=self.store, rank=self.rank, world_size=self.size, timeout=timeout, device_id=self.rank)
 
-    def init_with_a_short_time_out(self):
+    def init_with_a_short_timeout(self):
         """Initialise with a short timeout for operations, but not for making the communicator."""
         self.init()
         self.dist.set_timeout(1.0)
@@ -51,7 +51,7 @@ class Rank:
 
         return nccl_stubs.CudaArray(self.stubs, numpy.full(4, value, "float32"), device=self.rank if device is None else device)
 
-    def hold_up(self, x):
+    def block_stream(self, x):
         """Block the stream of x until the returned gate opens; the stream then writes 5.0 to x."""
         gate = next(gates)
         with self.stubs.cuda.on_device(x.device):
@@ -59,13 +59,13 @@ class Rank:
         x.slow_write([5.0] * 4, 0)
         return gate
 
-    def reduce_behind_a_gate(self, all_reduce):
+    def reduce_after_a_gate(self, all_reduce):
         """Start an all_reduce behind a blocked stream; return its tensor and the gate after the
         call has returned."""
         from dldist import nccl
 
         x = self.array(1.0)
-        gate = self.hold_up(x)
+        gate = self.block_stream(x)
         with nccl.stream(x.stream):
             all_reduce(x)
         return x, gate
@@ -90,25 +90,25 @@ def raised_by(call):
 def destroy_after_long_work(ctx):
     """destroy_process_group() must wait over ten seconds, up to the operation's own timeout."""
     ctx.init()
-    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    x, gate = ctx.reduce_after_a_gate(ctx.dist.all_reduce)
     begun = time.monotonic()
     ctx.open_gate_when(gate, lambda: time.monotonic() > begun + 10.5)
     ctx.dist.destroy_process_group()
     return x.numpy().tolist()
 
 
-def destroy_while_it_times_out(ctx):
-    ctx.init_with_a_short_time_out()
-    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+def destroy_during_a_timeout(ctx):
+    ctx.init_with_a_short_timeout()
+    x, gate = ctx.reduce_after_a_gate(ctx.dist.all_reduce)
     error = raised_by(ctx.dist.destroy_process_group)
     ctx.stubs.cuda.open_gate(gate)
     return error
 
 
-def with_while_it_times_out(ctx):
+def with_block_during_a_timeout(ctx):
     def run():
         with ctx.open(timeout=1.0, init_timeout=LIMIT_S) as group:
-            gates.append(ctx.reduce_behind_a_gate(group.all_reduce)[1])
+            gates.append(ctx.reduce_after_a_gate(group.all_reduce)[1])
 
     gates = []
     error = raised_by(run)
@@ -116,10 +116,10 @@ def with_while_it_times_out(ctx):
     return error
 
 
-def destroy_after_it_has_timed_out(ctx):
+def destroy_after_a_timeout(ctx):
     """The timeout was not reported to any caller before, so the end must raise it."""
-    ctx.init_with_a_short_time_out()
-    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    ctx.init_with_a_short_timeout()
+    x, gate = ctx.reduce_after_a_gate(ctx.dist.all_reduce)
     while ctx.stubs.nccl.calls("ncclCommAbort") == 0:
         time.sleep(0.01)
     error = raised_by(ctx.dist.destroy_process_group)
@@ -127,11 +127,11 @@ def destroy_after_it_has_timed_out(ctx):
     return error
 
 
-def destroy_after_being_told(ctx):
+def destroy_after_a_reported_error(ctx):
     """wait() has already raised the error, so the end must not raise it again."""
-    ctx.init_with_a_short_time_out()
+    ctx.init_with_a_short_timeout()
     x = ctx.array(1.0)
-    gate = ctx.hold_up(x)
+    gate = ctx.block_stream(x)
     work = ctx.dist.all_reduce(x, async_op=True)
     assert "timed out after 1 s" in raised_by(lambda: work.wait(datetime.timedelta(seconds=LIMIT_S)))
     error = raised_by(ctx.dist.destroy_process_group)
@@ -141,13 +141,13 @@ def destroy_after_being_told(ctx):
 
 def close_with_a_limit(ctx):
     group = ctx.open()
-    x, gate = ctx.reduce_behind_a_gate(group.all_reduce)
+    x, gate = ctx.reduce_after_a_gate(group.all_reduce)
     error = raised_by(lambda: group.close(0.5))
     ctx.stubs.cuda.open_gate(gate)
     return error
 
 
-def close_behind_a_graph(ctx):
+def close_after_a_graph(ctx):
     """NCCL keeps communicators that CUDA graphs refer to, so closing one takes as long as the
     graph."""
     group = ctx.open()
@@ -160,7 +160,7 @@ def close_behind_a_graph(ctx):
     return error
 
 
-def end_behind_a_live_graph(ctx):
+def end_after_a_live_graph(ctx):
     """End groups with close() and destroy_process_group() concurrently, because both take long.
 
     Return for each the error raised and the seconds since the operations ended.
@@ -172,7 +172,7 @@ def end_behind_a_live_graph(ctx):
     groups = [ctx.open(name="mine"), registry._world.default_pg._backend_of_device("cuda").group]
     held = [captured(ctx, group) for group in groups]
     arrays = [ctx.array(1.0) for _ in groups]
-    gate = ctx.hold_up(arrays[0])
+    gate = ctx.block_stream(arrays[0])
     arrays[1].slow_write([5.0] * 4, 0)
     with nccl.stream(arrays[0].stream):
         for group, x in zip(groups, arrays):
@@ -218,10 +218,10 @@ def captured(ctx, group):
     return x, graph
 
 
-def shrink_behind_work(ctx):
+def shrink_after_work(ctx):
     """The old group must end cleanly."""
     ctx.init()
-    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    x, gate = ctx.reduce_after_a_gate(ctx.dist.all_reduce)
     if ctx.rank == 1:
         ctx.store.wait(["shrunk"])
         ctx.stubs.cuda.open_gate(gate)
@@ -248,7 +248,7 @@ def shrink_behind_work(ctx):
 def leave(ctx):
     """Exit the process. The reply is its stderr and the time when the exit began."""
     ctx.init()
-    ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    ctx.reduce_after_a_gate(ctx.dist.all_reduce)
     return time.monotonic()
 
 
@@ -258,7 +258,7 @@ def close_comms(ctx):
 
     comms = nccl.NcclComms([0, 1])
     arrays = [ctx.array(1.0, device=0), ctx.array(1.0, device=1)]
-    opened = [ctx.hold_up(x) for x in arrays]
+    opened = [ctx.block_stream(x) for x in arrays]
     comms.all_reduce(arrays, streams=[x.stream for x in arrays])
     closing = threading.Event()
 

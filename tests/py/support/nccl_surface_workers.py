@@ -21,7 +21,7 @@ def member(channel, name, version, environment, port, rank, size):
     return globals()[name](dist, stubs, workers.tensor_type(stubs, rank), port, rank, size)
 
 
-def waits_alone(dist, stubs, Tensor, port, rank, size):
+def waits_without_the_other_rank(dist, stubs, Tensor, port, rank, size):
     """Rank 0 must be able to wait for its own works while rank 1 makes no call."""
     store = _init(dist, port, rank, size)
     x = Tensor([1.0])
@@ -68,7 +68,7 @@ def timing_from_now_on(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
-def tells_its_hook(dist, stubs, Tensor, port, rank, size):
+def completion_hook_with_timing(dist, stubs, Tensor, port, rank, size):
     """The hook must receive calls of all kinds with device times.
 
     destroy_process_group must wait for it, and report its exceptions.
@@ -116,7 +116,7 @@ def tells_its_hook(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
-def tells_its_hook_without_timing(dist, stubs, Tensor, port, rank, size):
+def completion_hook_without_timing(dist, stubs, Tensor, port, rank, size):
     """Without timing, the hook must receive host times."""
     _init(dist, port, rank, size)
     told = []

@@ -176,7 +176,7 @@ def signals_are_counted(self):
     second.close()
 
 
-def a_wait_for_nothing_yet(self):
+def wait_before_the_signal(self):
     """wait_signal() must block the stream, not the host: a synchronous call returns early."""
     window = self.group.new_window(self.empty(2))
     if self.rank == 1:
@@ -192,7 +192,7 @@ def a_wait_for_nothing_yet(self):
     window.close()
 
 
-def channels_are_apart(self):
+def channels_are_separate(self):
     x = self.empty(4)
     window = self.group.new_window(x)
     assert window.channels == 3
@@ -209,7 +209,7 @@ def channels_are_apart(self):
     self.group.abort("enough")
 
 
-def a_signal_follows_puts_of_other_channels(self):
+def signal_follows_puts_of_other_channels(self):
     """A signal must follow earlier puts of other channels, even if those puts' own signals are
     never received."""
     from dldist import nccl
@@ -243,7 +243,7 @@ def a_signal_follows_puts_of_other_channels(self):
     self.stubs.cuda.destroy_stream(stream)
 
 
-def closing_waits_for_the_others(self):
+def close_waits_for_other_ranks(self):
     window = self.group.new_window(self.empty(2))
     errors = []
 
@@ -267,7 +267,7 @@ def closing_waits_for_the_others(self):
     assert not errors, errors
 
 
-def a_put_that_nobody_waits_for(self):
+def put_without_a_wait(self):
     """A put without a wait_signal() must end, and its window close cleanly."""
     x = self.empty(2)
     window = self.group.new_window(x)

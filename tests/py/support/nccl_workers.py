@@ -506,7 +506,7 @@ def nccl_deadlines(module, rank, size):
     dist.destroy_process_group(group)
 
 
-def nccl_beside_gloo(module, rank, size):
+def nccl_with_gloo(module, rank, size):
     """In a group of both backends, each tensor must use the backend of its device."""
     import array
 

@@ -229,7 +229,7 @@ def no_object(group):
     return replies
 
 
-def nobody_sends(group):
+def receive_without_a_sender(group):
     result = None
     if group.rank == 0:
         result = outcome(World.recv_object, group, 1, timeout=0.1)

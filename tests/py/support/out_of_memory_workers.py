@@ -197,7 +197,7 @@ def anew(use):
 MONITOR = (1000, 1000, 600, 0, True, False, False, False, True, False, "/nowhere/dump_", "", False, False)
 
 
-def what_is_made_once():
+def one_time_initialisation():
     yield anew(lambda core: core._recorder_capacity())
     yield anew(lambda core: core._reset_recorder())
     yield anew(lambda core: core._dump_recorder(False, True, True, False))
@@ -395,7 +395,7 @@ class Exporter:
 
 
 CASES = (
-    collectives, many_operands, refusals, works, messages, plans, arrays, groups, what_is_made_once, programs_of_xla, windows,
+    collectives, many_operands, refusals, works, messages, plans, arrays, groups, one_time_initialisation, programs_of_xla, windows,
     hash_store, prefix_store, python_store, file_store, tcp_store, tensors, nccl_group,
 )
 

@@ -145,7 +145,7 @@ def polled(group):
     return sorted(seconds)[15]
 
 
-def refuses_to_start_twice(group):
+def rejects_a_second_start(group):
     tensor = array.array("i", [1])
     plan = group.plan_all_reduce(tensor)
     other = group.plan_barrier()
@@ -167,7 +167,7 @@ def await_the_thread(condition):
     assert condition()
 
 
-def dropped_under_way(group):
+def dropped_while_pending(group):
     """A dropped plan's tensors must live until the operation ends, and receive its results."""
     for count in (1, 50_000):
         tensor = (ctypes.c_double * (2 * count))(*([1] * (2 * count)))

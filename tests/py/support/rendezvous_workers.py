@@ -40,7 +40,7 @@ def meet_as_launched(channel):
     return [meet_once(channel, None, -1, -1) for _ in range(2)]
 
 
-def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
+def meet_repeatedly(channel, init_method, rank, world_size, rounds, seed):
     """Meet in many rounds. Rank 0 makes a new server in each; others join before or after it."""
     delays = random.Random(seed)
     for number in range(rounds):
@@ -55,7 +55,7 @@ def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
     return procs.fd_count()
 
 
-def find_nobody(channel, init_method, rank, world_size, timeout):
+def time_out_without_peers(channel, init_method, rank, world_size, timeout):
     """Wait for the parent's message, and return the error of a rank whose peers never join."""
     channel.send("begin")
     channel.recv()

@@ -80,7 +80,7 @@ def end_future(future, is_async):
 # ---- the calls of the module
 
 
-def who_it_is(rank, size):
+def attributes_of_the_group(rank, size):
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup) and isinstance(group, dldist.torch.ProcessGroup) == (not IS_IN_CPP)
     assert dist.get_backend() == group.name() == group._get_backend_name() == "dldist"
@@ -150,7 +150,7 @@ def every_collective(rank, size):
         check(lists[-1][0], of(size - 1, 2))
 
 
-def the_groups_own_calls(rank, size):
+def methods_of_the_group(rank, size):
     """c10d's low-level calls must work with options, in flat forms, and under old and new names."""
     group = dist.group.WORLD
     x = of(rank, 2)
@@ -565,7 +565,7 @@ def profiler_has_the_time_from_start_to_end(rank, size):
         dist.barrier()
 
 
-def profiler_has_the_end_before_anybody_else(rank, size):
+def profiler_has_the_end_before_other_callbacks(rank, size):
     """The profiler must get the end first: an entry's memory is freed with its profile, and DDP
     waits only for futures."""
     if IS_IN_CPP:
@@ -585,12 +585,12 @@ def profiler_has_the_end_before_anybody_else(rank, size):
         for see_the_end in (lambda work: work.wait(), lambda work: work.get_future().wait(), poll):
             x = of(rank, 3)
 
-            def start_and_see_the_end():
+            def start_and_record_the_end():
                 work = dist.all_reduce(x, async_op=True)
                 see_the_end(work)
                 return work
 
-            work, _, (seconds,) = profile(start_and_see_the_end)
+            work, _, (seconds,) = profile(start_and_record_the_end)
             assert seconds > 0.25, seconds
             check(x, total(size, 3))
             assert work.get_future().wait()[0] is x and work.is_completed() and work.wait()
@@ -598,7 +598,7 @@ def profiler_has_the_end_before_anybody_else(rank, size):
         _profile._Entry._call_end_callbacks_on_future = end_after
 
 
-def profiler_has_an_end_for_what_fails(rank, size):
+def profiler_has_the_end_of_failed_calls(rank, size):
     group = dist.new_group()
     group.set_timeout(SHORT)
 
@@ -614,7 +614,7 @@ def profiler_has_an_end_for_what_fails(rank, size):
     assert counts == {"dldist:recv": 2, "dldist:all_reduce": 1} and max(times) < 10, times
 
 
-def profiler_sees_the_buckets(rank, size):
+def profiler_has_the_buckets(rank, size):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
     for _ in range(3):
         model(torch.ones(2, 300)).sum().backward()
@@ -771,7 +771,7 @@ def synchronous_calls_may_be_waited_for_as_tensors(rank, size):
     check(x, total(size, 2))
 
 
-def a_hook_on_completion_that_raises(rank, size):
+def completion_hook_that_raises(rank, size):
     if not IS_IN_CPP:
         return "PyTorch has hooks on completion only for backends in C++"
     group = dist.new_group()
@@ -789,12 +789,12 @@ def a_hook_on_completion_that_raises(rank, size):
     dist.destroy_process_group(group)
 
 
-def torchs_dumps_have_the_calls(rank, size):
+def torch_dumps_have_the_calls(rank, size):
     x = of(rank, 3)
     dist.all_reduce(x)
     last = pickle.loads(c10d._dump_fr_trace())["entries"][-1]
     assert last["profiling_name"].endswith(":all_reduce") and last["input_sizes"] == [[3]] and last["state"] == "completed", last
-    assert "torchs_dumps_have_the_calls" in str(last["frames"])
+    assert "torch_dumps_have_the_calls" in str(last["frames"])
     gloo = dist.new_group(backend="gloo")
     dist.all_reduce(x, group=gloo)
     dist.barrier()
@@ -803,7 +803,7 @@ def torchs_dumps_have_the_calls(rank, size):
     dist.destroy_process_group(gloo)
 
 
-def torchs_dumps_have_each_call_once(rank, size):
+def torch_dumps_have_each_call_once(rank, size):
     gloo = dist.new_group(backend="gloo")
     dldist.torch.install(as_gloo=True)
     in_its_place = dist.new_group(backend="gloo")
@@ -844,7 +844,7 @@ def sizes_of_7000(dump):
 # ---- features built on groups
 
 
-def what_torch_does_to_the_time_outs_of_all_backends(rank, size):
+def timeouts_of_all_backends(rank, size):
     """Setting the timeouts of all backends must work without CUDA. A compiled program with a warm
     cache does the first call."""
     limit = datetime.timedelta(seconds=5)

@@ -201,7 +201,7 @@ def other_devices(channel, port, rank, size):
     return x.item(), calls
 
 
-def gloo_beside(channel, port, rank, size):
+def gloo_for_the_cpu(channel, port, rank, size):
     """Another backend must be usable for the CPU."""
     torch, dist, dldist = start(port, rank, size, "cpu:gloo,cuda:dldist")
     x = torch.ones(1)

@@ -92,7 +92,7 @@ def gradients_that_are_copies(rank, size):
         assert same(train(make_model(has_views=False), rank), parameters)
 
 
-def nothing_moves_unless_it_is_asked_for(rank, size):
+def buckets_move_only_on_request(rank, size):
     """Gradients must keep their addresses by default: programs may take them, between passes and in
     hooks."""
     for has_views in (True, False):
@@ -119,7 +119,7 @@ def all_kinds_of_buckets_move(rank, size):
         dist.destroy_process_group(group)
 
 
-def who_may_ask(rank, size):
+def share_buckets_rejects_other_models(rank, size):
     model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
     for wrong, kind, text in ((model, TypeError, "must have a process_group of the backend"), (make_model(), RuntimeError, "hook")):
         try:
@@ -142,7 +142,7 @@ def uneven_inputs(rank, size):
     assert len(set(map(float, totals))) == 1
 
 
-def torchs_own_classes_are_as_they_were(rank, size):
+def torch_classes_are_unchanged(rank, size):
     """Neither the backend nor sharing may replace members of torch's classes."""
     for name, method in vars(dist.Reducer).items():
         assert getattr(method, "__module__", None) != "dldist.torch._work", name
@@ -190,7 +190,7 @@ def accumulated_without_synchronization(rank, size):
         assert same(accumulate(rank), gradients)
 
 
-def one_rank_keeps_its_own(rank, size):
+def one_rank_does_not_share(rank, size):
     with without_sharing() if rank == 0 else contextlib.nullcontext():
         parameters = train(make_model(), rank)
     assert rank == 0 or len(buckets()._moved) == 3
@@ -201,7 +201,7 @@ def one_rank_keeps_its_own(rank, size):
 # ---- memory that does not move
 
 
-def what_the_program_reduces(rank, size):
+def tensors_reduced_by_the_program(rank, size):
     """A tensor that the program reduces must keep its address, even in a backward pass."""
     weight = torch.ones(50_000, requires_grad=True)
     seen = []
@@ -240,7 +240,7 @@ def small_ones(rank, size):
     assert len(buckets()._moved) == before
 
 
-def where_there_is_no_room(rank, size):
+def full_shared_memory(rank, size):
     with unittest.mock.patch.object(_buckets.os, "statvfs") as statvfs:
         statvfs.return_value = os.statvfs_result((4096, 4096, 100, 100, 100, 0, 0, 0, 0, 255))
         group = dist.new_group()
@@ -253,7 +253,7 @@ def where_there_is_no_room(rank, size):
     dist.destroy_process_group(group)
 
 
-def more_than_a_group_takes(rank, size):
+def more_buckets_than_fit(rank, size):
     with unittest.mock.patch.object(_buckets, "_MAX_BUCKETS", 2):
         group = dist.new_group()
         parameters = train(make_model(group), rank)
@@ -267,7 +267,7 @@ def more_than_a_group_takes(rank, size):
 # ---- lifetime
 
 
-def models_that_come_and_go(rank, size):
+def temporary_models(rank, size):
     counts = []
     for _ in range(4):
         model = make_model()
@@ -294,7 +294,7 @@ def gradients_outlive_their_group(rank, size):
         parameter.grad.zero_()
 
 
-def the_way_to_other_processes(rank, size):
+def sharing_with_other_processes(rank, size):
     """A gradient must reach other processes as torch.multiprocessing sends it: by the descriptor of
     its current memory."""
     model = make_model()
@@ -324,7 +324,7 @@ def a_hook_compresses_them(rank, size):
     assert not same(compressed, exact)
 
 
-def nobody_waits_for_a_future_of_halves(rank, size):
+def unawaited_future_of_halves(rank, size):
     """Neither the hook nor a program may wait for such a future, despite equal tensors."""
     tensor = torch.ones(4, dtype=torch.float16)
     if rank == 0:

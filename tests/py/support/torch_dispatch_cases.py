@@ -32,7 +32,7 @@ class Looking(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def a_mode_sees_every_call(rank, size):
+def mode_receives_every_call(rank, size):
     with Looking() as mode:
         for case in ("every_collective", "messages", "objects", "sparse", "every_reduction", "unusual_tensors", "works"):
             getattr(backend_cases, case)(rank, size)
@@ -90,7 +90,7 @@ def communication_is_counted(rank, size):
     assert mode.get_comm_counts()[torch.ops.c10d.allreduce_] == 1
 
 
-def tensors_with_implementations_of_their_own(rank, size):
+def tensors_with_their_own_implementations(rank, size):
     x = TwoTensor(of(rank, 4), 2 * of(rank, 4))
     dist.all_reduce(x)
     check(x.a, total(size, 4))
@@ -100,7 +100,7 @@ def tensors_with_implementations_of_their_own(rank, size):
     check(x.b, 2 * total(size, 4))
 
 
-def subclasses_without_one_are_tensors(rank, size):
+def subclasses_without_implementations_are_tensors(rank, size):
     class Named(torch.Tensor):
         pass
 
@@ -184,14 +184,14 @@ def failures_keep_their_classes(rank, size):
         dist.all_reduce(torch.ones(2 + rank), group=again, async_op=True).wait()
 
 
-def a_factor_goes_with_its_call(rank, size):
+def factor_applies_to_its_call(rank, size):
     x = of(rank, 2)
     with Looking():
         dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
     check(x, 2 * total(size, 2))
 
 
-def what_cannot_be_seen_is_refused(rank, size):
+def calls_hidden_from_modes_are_rejected(rank, size):
     if _native.load() is not None:
         # there PyTorch itself makes operations of the calls, which a mode sees
         return

@@ -178,7 +178,7 @@ def calls_have_their_former_and_present_names(rank, size):
 
 
 @needs("ProcessGroup.register_pre_hook")
-def pre_and_post_hooks_see_every_operation(rank, size):
+def pre_and_post_hooks_run_for_every_operation(rank, size):
     group, before, after = dist.new_group(), [], []
     group.register_pre_hook(3, before.append)
     group.register_post_hook(3, after.append)
@@ -235,7 +235,7 @@ def completed(operations):
 
 
 @needs("Backend.supports_completion_hooks")
-def recorder_sees_the_end_of_every_operation(rank, size):
+def recorder_has_the_end_of_every_operation(rank, size):
     with recorded_group() as group:
         x = of(rank, 3)
         dist.all_reduce(x, group=group)
@@ -251,7 +251,7 @@ def recorder_sees_the_end_of_every_operation(rank, size):
 
 
 @needs("Backend.supports_completion_hooks")
-def recorder_sees_the_end_of_works_that_nobody_waits_for(rank, size):
+def recorder_has_the_end_of_unawaited_works(rank, size):
     with recorded_group() as group:
         dist.barrier()
         time.sleep(0.1 * rank)
@@ -262,7 +262,7 @@ def recorder_sees_the_end_of_works_that_nobody_waits_for(rank, size):
 
 
 @needs("Backend.supports_completion_hooks")
-def recorder_sees_no_end_of_a_failed_operation(rank, size):
+def recorder_has_no_end_of_a_failed_operation(rank, size):
     with recorded_group() as group:
         if rank == 0:
             for is_async in (False, True):
@@ -276,7 +276,7 @@ def recorder_sees_no_end_of_a_failed_operation(rank, size):
 
 
 @needs("Backend.supports_completion_hooks")
-def recorder_sees_nothing_after_it_is_removed(rank, size):
+def recorder_gets_nothing_after_its_removal(rank, size):
     with recorded_group() as group:
         dist.barrier(group=group)
     wait_until(lambda: completed(recorded()) == 1)
@@ -287,7 +287,7 @@ def recorder_sees_nothing_after_it_is_removed(rank, size):
 # ---- abort hooks
 
 
-def fails_at_once(group, rank):
+def fails_in_a_synchronous_call(group, rank):
     group.allreduce([of(rank, 2)], limited(sync(c10d.AllreduceOptions())))
 
 
@@ -295,7 +295,7 @@ def fails_in_wait(group, rank):
     group.allreduce([of(rank, 2)], limited(c10d.AllreduceOptions())).wait()
 
 
-def fails_unseen(group, rank):
+def fails_without_a_waiter(group, rank):
     work = group.allreduce([of(rank, 2)], limited(c10d.AllreduceOptions()))
     wait_until(work.is_completed)
     raise work.exception()
@@ -312,7 +312,7 @@ def sync(opts):
 
 @needs("ProcessGroup.register_abort_hook")
 def abort_hooks_run_once_for_a_failed_operation(rank, size):
-    for fail in (fails_at_once, fails_in_wait, fails_unseen, fails_in_a_future):
+    for fail in (fails_in_a_synchronous_call, fails_in_wait, fails_without_a_waiter, fails_in_a_future):
         group, calls = dist.new_group(), []
         group.register_abort_hook(2, functools.partial(calls.append, "second"))
         group.register_abort_hook(1, functools.partial(calls.append, "first"))
@@ -360,7 +360,7 @@ def health_check_names_the_backend_of_a_failed_operation(rank, size):
     group = dist.new_group()
     if rank == 0:
         with raises(dldist.DistTimeoutError):
-            fails_at_once(group, rank)
+            fails_in_a_synchronous_call(group, rank)
         response = Response()
         c10d._get_handler("c10d_health_check")(Request(), response)
         assert "dldist" in response.content, response.content

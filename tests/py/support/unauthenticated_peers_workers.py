@@ -68,7 +68,7 @@ def meet(channel, port):
         world.close()
 
 
-def knock_as(channel, user, name, bytes_to_send):
+def connect_as(channel, user, name, bytes_to_send):
     """Send the response of a store's Unix socket to a process of that user."""
     os.setuid(user)
     with socket.socket(socket.AF_UNIX) as stranger:
@@ -80,7 +80,7 @@ def knock_as(channel, user, name, bytes_to_send):
     return b""
 
 
-def take_name_as(channel, user, name):
+def listen_as(channel, user, name):
     """Listen at the name of a store's Unix socket until the parent's message; send whether any
     process sent data there."""
     os.setuid(user)

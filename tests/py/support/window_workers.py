@@ -181,7 +181,7 @@ def packed(world):
     memory.barrier()
 
 
-def sizes_of_their_own(world):
+def different_sizes(world):
     """Ranks may contribute memory of different sizes, or none."""
     x = None if world.rank == 0 else filled(world, 16 * world.rank)
     memory = world.rendezvous(x)
@@ -315,7 +315,7 @@ def counting(world):
     memory.barrier()
 
 
-def twice_without_a_taker(world):
+def second_signal_without_a_receiver(world):
     """put_signal must wait until the previous signal is taken, and its error name the rank that did
     not take it."""
     memory = world.rendezvous(None)
@@ -331,7 +331,7 @@ def twice_without_a_taker(world):
     memory.wait_signal((world.rank - 1) % world.size, 3)
 
 
-def nobody_signals(world):
+def wait_without_a_signal(world):
     memory = world.rendezvous(None)
     other = (world.rank + 1) % world.size
     start = time.monotonic()
@@ -710,7 +710,7 @@ def survivor(channel, port, rank):
     return "alive"
 
 
-def let_go_by_threads_of_others(channel):
+def release_from_foreign_threads(channel):
     """A consumer of a view by DLPack may release it on a thread unknown to Python, and during
     Python's exit."""
     import ctypes

@@ -72,7 +72,7 @@ threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
 }
 
 
-def run_careless_programs():
+def run_programs_without_destroy():
     """Return each program's exit code, output, error output and seconds."""
     results = []
     for program in CARELESS.values():
@@ -88,7 +88,7 @@ def run_careless_programs():
     return results
 
 
-def leave_apart(early):
+def destroy_at_different_times(early):
     """Destroy the world of one rank while the other is still working."""
     rank = dldist.get_rank()
     store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
@@ -144,7 +144,7 @@ def die_in_init():
     return texts
 
 
-def ask_who():
+def rank_size_and_parent():
     return dldist.get_rank(), dldist.get_world_size(), os.getppid()
 
 
@@ -177,7 +177,7 @@ time.sleep(30)
 """
 
 
-def go_on_without_rank_1():
+def continue_without_rank_1():
     """Return the output of two of three ranks after one was killed and they have continued."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
 

@@ -30,7 +30,7 @@ def test_signals_reach_every_blocking_call(procs, is_shm):
     names = [name for name in calls.BLOCKING if (name in calls.WITHOUT_SHARED_MEMORY) != is_shm]
     env = {} if is_shm else {"DLDIST_SHM": "0"}
     store = group_team.dldist.TCPStore("127.0.0.1", 0, is_master=True)
-    peer = procs.start(calls.take_no_part, store.port, env=env)
+    peer = procs.start(calls.run_rank_1, store.port, env=env)
     caller = procs.start(calls.interrupt_calls, store.port, names, env=env)
     assert peer.recv() == "ready"
     check(caller.result(230), names)

@@ -13,7 +13,7 @@ how = sys.argv[1]
 store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
 
 
-def talk_once_told(_number, _frame):
+def write_after_a_signal(_number, _frame):
     for index in range(200):
         print("line", index, file=sys.stderr)
     os._exit(1)
@@ -43,7 +43,7 @@ elif how == "world":
     dldist.barrier()
 else:
     if rank == 0:
-        signal.signal(signal.SIGTERM, talk_once_told if how == "talkers" else signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, write_after_a_signal if how == "talkers" else signal.SIG_IGN)
     store.barrier("ready", size)
     if rank == 1:
         fail()

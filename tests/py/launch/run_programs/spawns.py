@@ -47,7 +47,7 @@ def dies(i):
     time.sleep(60)
 
 
-def dies_as_a_parent(i):
+def dies_and_leaves_a_child(i):
     if i == 0:
         if os.fork() == 0:
             os.closerange(0, 3)  # the test reads them until end of file
@@ -66,7 +66,7 @@ class Unreadable:
         return int, ("no number",)
 
 
-def returns_what_cannot_be_read(i):
+def returns_an_unreadable_object(i):
     return Unreadable()
 
 
@@ -101,7 +101,7 @@ if __name__ == "__main__":
         elif how == "dies":
             spawn(dies, 2)
         elif how == "dies as a parent":
-            spawn(dies_as_a_parent, 2, timeout=6)
+            spawn(dies_and_leaves_a_child, 2, timeout=6)
         elif how == "is cut off":
             context = spawn(returns_much, 1, join=False)
             assert context._running[0].channel.poll(15)
@@ -109,7 +109,7 @@ if __name__ == "__main__":
             context.join()
         elif how == "unreadable":
             try:
-                spawn(returns_what_cannot_be_read, 1)
+                spawn(returns_an_unreadable_object, 1)
             except ValueError as error:
                 print(json.dumps([str(error), *error.__notes__]))
         elif how == "late":
