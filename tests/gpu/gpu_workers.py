@@ -80,7 +80,7 @@ class Rank(nccl_fault_workers.Rank):
         self.ncases += 1
         self.name, self.meetings = f"{case.__name__} {self.ncases}", 0
         reply = case(self)
-        self.meet()
+        self.wait_for_all()
         works_again(self, self.name)
         return reply
 
@@ -267,8 +267,8 @@ def arrays_end_while_a_kernel_waits(ctx):
     """Freeing memory must not wait for a kernel: here the kernel waits for a rank that waits for
     this one. The next array reuses the memory."""
     with ctx.open_connected() as group:
-        if ctx.is_culprit:
-            ctx.meet()
+        if ctx.is_faulty:
+            ctx.wait_for_all()
             group.all_reduce(ctx.array(1))
             return
         work = group.all_reduce(ctx.array(1), async_op=True)
@@ -277,7 +277,7 @@ def arrays_end_while_a_kernel_waits(ctx):
         del ends
         gc.collect()
         assert ctx.array(*range(1001)).address == address
-        ctx.meet()
+        ctx.wait_for_all()
         work.wait(LIMIT_S)
 
 
@@ -349,7 +349,7 @@ def late_to_the_first_collective(ctx):
 
 def check_late(ctx, group):
     key = f"{ctx.name}/calling"
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.store.wait([key], LIMIT_S)
         time.sleep(LATE_S)  # the delay
     else:
@@ -365,8 +365,8 @@ def nobody_comes_to_the_first_collective(ctx):
     group = ctx.open()
     group.connect()
     group.timeout = SHORT_S
-    ctx.meet()
-    if not ctx.is_culprit:
+    ctx.wait_for_all()
+    if not ctx.is_faulty:
         since = time.monotonic()
         error = raised_by(lambda: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S))
         seconds = time.monotonic() - since
@@ -387,8 +387,8 @@ def hung_on_two_channels(ctx):
     group.all_reduce(x)
     group.barrier()
     group.timeout = SHORT_S
-    ctx.meet()
-    if not ctx.is_culprit:
+    ctx.wait_for_all()
+    if not ctx.is_faulty:
         check_hung(ctx, lambda x: group.irecv(x, 1), lambda x: group.all_reduce(x, async_op=True))
     wait_until(lambda: group.error is not None, "the other rank's timeout")
     group.close()
@@ -402,8 +402,8 @@ def hung_in_two_groups(ctx):
         group.all_reduce(ctx.array(1))
         group.barrier()
         group.timeout = SHORT_S
-    ctx.meet()
-    if not ctx.is_culprit:
+    ctx.wait_for_all()
+    if not ctx.is_faulty:
         check_hung(ctx, *(functools.partial(group.all_reduce, async_op=True) for group in groups))
     for group in groups:
         wait_until(lambda: group.error is not None, "the other rank's timeout")
@@ -415,10 +415,10 @@ def one_rank_aborts(ctx):
     """Abort while a kernel waits for the aborting rank."""
     group = ctx.open_connected()
     arrays = [ctx.array(1) for _ in range(2)]
-    works = [] if ctx.is_culprit else [group.all_reduce(array, async_op=True) for array in arrays]
-    ctx.meet()
+    works = [] if ctx.is_faulty else [group.all_reduce(array, async_op=True) for array in arrays]
+    ctx.wait_for_all()
     since = time.monotonic()
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         group.abort("enough of it")
     else:
         for work in works:
@@ -437,8 +437,8 @@ def killed(channel, port, rank, size):
     ctx.name = "killed"
     group = ctx.open_connected()
     group.timeout = SHORT_S
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         channel.send("ready")
         signal.pause()
     channel.recv()

@@ -78,10 +78,10 @@ class TestSuite:
     def test_case(self, teams, case, blocking):
         teams(blocking).run(case)
 
-    @pytest.mark.parametrize("what", ["questions", "await", "futures", "callbacks"])
-    def test_unfinished(self, teams, what):
-        seen = teams().run(group_workers.late_rank, what)[0]
-        assert seen == ([(True, "dldist-completion", 1, True), True] if what == "callbacks" else 1)
+    @pytest.mark.parametrize("variant", ["questions", "await", "futures", "callbacks"])
+    def test_unfinished(self, teams, variant):
+        seen = teams().run(group_workers.late_rank, variant)[0]
+        assert seen == ([(True, "dldist-completion", 1, True), True] if variant == "callbacks" else 1)
 
     def test_by_oracle(self, teams):
         teams().run(group_workers.by_oracle)

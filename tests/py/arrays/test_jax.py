@@ -256,19 +256,19 @@ def test_structures_match_jaxlib(tmp_path):
         ("dd_ffi_api", "XLA_FFI_Api"): [("create_error", "XLA_FFI_Error_Create")],
     }
     lines = ['#include "xla/ffi_api.h"', '#include "xla/ffi/api/c_api.h"']
-    for (ours, theirs), names in fields.items():
+    for (dldist_name, xla_name), names in fields.items():
         for name in names:
             a, b = (name, name) if isinstance(name, str) else name
-            lines.append(f'_Static_assert(offsetof({ours}, {a}) == offsetof({theirs}, {b}), "{theirs}.{b}");')
-    for ours, theirs in (("dd_ffi_error_args", "XLA_FFI_Error_Create_Args"), ("dd_ffi_buffer", "XLA_FFI_Buffer")):
-        lines.append(f'_Static_assert(sizeof({ours}) == sizeof({theirs}), "{theirs}");')
-    for ours, theirs in (
+            lines.append(f'_Static_assert(offsetof({dldist_name}, {a}) == offsetof({xla_name}, {b}), "{xla_name}.{b}");')
+    for dldist_name, xla_name in (("dd_ffi_error_args", "XLA_FFI_Error_Create_Args"), ("dd_ffi_buffer", "XLA_FFI_Buffer")):
+        lines.append(f'_Static_assert(sizeof({dldist_name}) == sizeof({xla_name}), "{xla_name}");')
+    for dldist_name, xla_name in (
         ("DD_FFI_STAGE_EXECUTE", "XLA_FFI_ExecutionStage_EXECUTE"),
         ("DD_FFI_EXTENSION_METADATA", "XLA_FFI_Extension_Metadata"),
         ("DD_FFI_ATTRIBUTE_SCALAR", "XLA_FFI_AttrType_SCALAR"),
         ("DD_FFI_MAJOR", "XLA_FFI_API_MAJOR"),
     ):
-        lines.append(f'_Static_assert({ours} == {theirs}, "{theirs}");')
+        lines.append(f'_Static_assert({dldist_name} == {xla_name}, "{xla_name}");')
     source = tmp_path / "layout.c"
     source.write_text("\n".join(lines))
     csrc = ROOT / "csrc"

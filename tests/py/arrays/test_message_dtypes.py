@@ -74,14 +74,14 @@ def into_doubles(group, count, receive):
 @pytest.mark.parametrize("count", [EAGER, LARGE])
 @pytest.mark.parametrize("name", RECEIVES)
 def test_other_dtype_is_a_mismatch_that_names_both_sides(name, count):
-    told, error = pair(into_doubles, count, RECEIVES[name])
+    mismatch, error = pair(into_doubles, count, RECEIVES[name])
     assert isinstance(error, dldist.DistMismatchError) and error.rank == 0
     text = str(error)
     assert f"rank 0 ({error.host}, pid {error.pid}) has sent {count} elements of float32 (tag 3)" in text
     assert f"expected {count} of float64: " in text and "rank 1 of 2" in text
     if count == LARGE:  # the sender gets the error if its message was not sent
-        assert isinstance(told, dldist.DistMismatchError) and told.rank == 1
-        assert f"expects {count} elements of float64 (tag 3), got {count} of float32" in str(told)
+        assert isinstance(mismatch, dldist.DistMismatchError) and mismatch.rank == 1
+        assert f"expects {count} elements of float64 (tag 3), got {count} of float32" in str(mismatch)
 
 
 def same_size(group):
@@ -129,8 +129,8 @@ def to_oneself(group):
     error_or_none = None
     try:
         work.wait()
-    except dldist.DistMismatchError as told:
-        error_or_none = told
+    except dldist.DistMismatchError as mismatch:
+        error_or_none = mismatch
     assert error_or_none is None or "float64" in str(error_or_none)
 
 

@@ -111,7 +111,7 @@ def test_serializers_must_agree(three, call):
 
 
 def test_safe_receiver_rejects_a_pickle(three):
-    for is_trapped, result in three.run(workers.trap)[1:]:
+    for is_trapped, result in three.run(workers.malicious)[1:]:
         assert not is_trapped
         assert "DistMismatchError" in result["kinds"]
 

@@ -134,14 +134,14 @@ def test_planning_does_not_compare_all_pairs_of_ranks():
 @pytest.mark.torch
 def test_torch_placements_split_as_in_torch():
     from torch.distributed.tensor import Partial
-    from torch.distributed.tensor import Replicate as TheirReplicate
-    from torch.distributed.tensor import Shard as TheirShard
+    from torch.distributed.tensor import Replicate as TorchReplicate
+    from torch.distributed.tensor import Shard as TorchShard
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    theirs = Sharding((2, 2, 2), [_StridedShard(0, split_factor=2), TheirShard(0), TheirReplicate()])
-    assert theirs == Sharding((2, 2, 2), [StridedShard(0, 2), Shard(0), Replicate()])
+    torch_sharding = Sharding((2, 2, 2), [_StridedShard(0, split_factor=2), TorchShard(0), TorchReplicate()])
+    assert torch_sharding == Sharding((2, 2, 2), [StridedShard(0, 2), Shard(0), Replicate()])
     # FSDP over tensor parallelism: axis 1 has cut first.
-    assert [theirs.runs((8,), 2 * rank)[0] for rank in range(4)] == [((0, 2),), ((4, 2),), ((2, 2),), ((6, 2),)]
+    assert [torch_sharding.runs((8,), 2 * rank)[0] for rank in range(4)] == [((0, 2),), ((4, 2),), ((2, 2),), ((6, 2),)]
     with pytest.raises(TypeError, match="reduce Partial first"):
         Sharding(1, [Partial()])
 

@@ -35,7 +35,7 @@ class Done(dldist.Work):
         return self.tensors
 
 
-class Noting(backend_base.Backend):
+class Recording(backend_base.Backend):
     """A backend that records its calls."""
 
     def __init__(self, rank, size, name="noting"):
@@ -97,7 +97,7 @@ def test_plain_creator(register):
 
     def create(store, rank, size, timeout):
         store.set("k", "v")
-        made.append((rank, size, timeout, Noting(rank, size)))
+        made.append((rank, size, timeout, Recording(rank, size)))
         return made[-1][-1]
 
     register("Noting", create)
@@ -137,7 +137,7 @@ def test_extended_creator(register):
 
     def create(options, pg_options):
         given.append((options, pg_options))
-        return Noting(options.group_rank, options.group_size)
+        return Recording(options.group_rank, options.group_size)
 
     register("extended", create, extended_api=True)
 
@@ -159,7 +159,7 @@ def test_extended_creator(register):
         assert (options.split_from, options.enable_reconfigure) == (None, False)
 
 
-class NotingSplits(Noting):
+class RecordingSplits(Recording):
     """Record the split sizes of calls that have them."""
 
     def reduce_scatter_single(self, output, input, opts):
@@ -174,7 +174,7 @@ class NotingSplits(Noting):
 @pytest.mark.parametrize("is_wrapped_in_block", [False, True])
 def test_split_sizes_reach_other_backends(register, is_wrapped_in_block):
     """A low-level call without parameters for split sizes must not be called without them."""
-    register("other", lambda store, rank, size, timeout: NotingSplits(rank, size))
+    register("other", lambda store, rank, size, timeout: RecordingSplits(rank, size))
 
     def case(rank):
         calls = dldist.group.WORLD.operations
@@ -194,9 +194,9 @@ def test_call_with_split_sizes_is_not_coalesced(is_hooked):
     calls become one."""
 
     def case(rank):
-        told = []
+        hook_calls = []
         if is_hooked:
-            dldist.group.WORLD.register_pre_hook(1, lambda args: told.append(len(args.output_tensors)))
+            dldist.group.WORLD.register_pre_hook(1, lambda args: hook_calls.append(len(args.output_tensors)))
         calls = dldist.group.WORLD.operations
         uneven, first, second = vector(*[0] * (rank + 1)), vector(0), vector(0)
         with calls.coalesce():
@@ -206,7 +206,7 @@ def test_call_with_split_sizes_is_not_coalesced(is_hooked):
             calls.reduce_scatter_single(second, vector(6, 7))
             assert second == vector(0)
         assert (first, second) == (vector(2 * (rank + 1)), vector(2 * (rank + 6)))
-        assert told == ([1, 2] if is_hooked else [])
+        assert hook_calls == ([1, 2] if is_hooked else [])
 
     in_worlds(2, case)
 
@@ -310,7 +310,7 @@ def test_error_of_a_creator_is_raised(register):
 
     before = []
     register("failing", create, devices=["cuda"])
-    register("first", lambda store, rank, size, timeout: before.append(Noting(rank, size)) or before[0])
+    register("first", lambda store, rank, size, timeout: before.append(Recording(rank, size)) or before[0])
     assert isinstance(error_of(dldist.init_process_group, "cpu:first,cuda:failing"), LookupError)
     assert before[0].calls == ["abort"]
     assert isinstance(error_of(dldist.init_process_group, "cpu:gloo,cuda:failing"), LookupError)
@@ -322,11 +322,11 @@ def test_error_of_a_creator_is_raised(register):
 
 
 def test_failed_shutdown_does_not_keep_other_backends(register):
-    class Stubborn(Noting):
+    class FailingShutdown(Recording):
         def shutdown(self):
             raise OSError("busy")
 
-    register("stubborn", lambda store, rank, size, timeout: Stubborn(rank, size))
+    register("stubborn", lambda store, rank, size, timeout: FailingShutdown(rank, size))
     dldist.init_process_group()
     world = dldist.default_world()
     dldist.new_group([0], backend="stubborn")
@@ -335,7 +335,7 @@ def test_failed_shutdown_does_not_keep_other_backends(register):
 
 
 def test_backend_that_supports_splitting(register):
-    class Splitting(Noting):
+    class Splitting(Recording):
         supports_splitting = True
 
         @property
@@ -382,8 +382,8 @@ class OnDevice:
 
 
 def test_device_of_the_tensor_selects_the_backend(register):
-    register("two", lambda store, rank, size, timeout: Noting(rank, size, "two"), devices=["cuda"])
-    register("three", lambda store, rank, size, timeout: Noting(rank, size, "three"), devices=["xpu"])
+    register("two", lambda store, rank, size, timeout: Recording(rank, size, "two"), devices=["cuda"])
+    register("three", lambda store, rank, size, timeout: Recording(rank, size, "three"), devices=["xpu"])
 
     def case(rank):
         world = dldist.group.WORLD
@@ -440,15 +440,15 @@ def test_process_group_rejects_wrong_arguments(arguments, kind):
 
 def test_hooks_fire_in_module_level_calls():
     def case(rank):
-        world, told = dldist.group.WORLD, []
-        world.register_pre_hook(1, lambda args: told.append(("pre", args.name, args.root, args.op_id)))
-        world.register_post_hook(1, lambda args: told.append(("post", args.name, args.op_id)))
+        world, hook_calls = dldist.group.WORLD, []
+        world.register_pre_hook(1, lambda args: hook_calls.append(("pre", args.name, args.root, args.op_id)))
+        world.register_post_hook(1, lambda args: hook_calls.append(("post", args.name, args.op_id)))
         assert world._has_hooks()
         total()
         dldist.broadcast(vector(1), 1, async_op=True).wait()
         dldist.send(vector(1), 1) if rank == 0 else dldist.recv(vector(0), 0)
         name = HookOpName.SEND if rank == 0 else HookOpName.RECV
-        assert told == [
+        assert hook_calls == [
             ("pre", HookOpName.ALLREDUCE, -1, 0),
             ("post", HookOpName.ALLREDUCE, 0),
             ("pre", HookOpName.BROADCAST, 1, 1),
@@ -458,7 +458,7 @@ def test_hooks_fire_in_module_level_calls():
         ]
         world.unregister_pre_hook(1)
         world.unregister_post_hook(1)
-        assert total() == 2 and len(told) == 6
+        assert total() == 2 and len(hook_calls) == 6
 
     in_worlds(2, case)
 
@@ -702,7 +702,7 @@ def test_backend_as_a_group():
 
 
 def test_backend_used_as_a_group_ends_with_its_last_reference():
-    backend = Noting(0, 1, "foreign")
+    backend = Recording(0, 1, "foreign")
     dldist.barrier(group=backend)
     alive = weakref.ref(backend)
     del backend
@@ -710,7 +710,7 @@ def test_backend_used_as_a_group_ends_with_its_last_reference():
 
 
 def test_python_backend_as_a_group():
-    backend = Noting(0, 1, "foreign")
+    backend = Recording(0, 1, "foreign")
     dldist.barrier(group=backend)
     dldist.all_reduce(x := vector(1), group=backend)
     assert [call[0] for call in backend.calls] == ["barrier", "allreduce"] and x[0] == 101
@@ -719,7 +719,7 @@ def test_python_backend_as_a_group():
 
 
 def test_process_group_has_the_properties_of_its_backends(register):
-    register("two", lambda store, rank, size, timeout: Noting(rank, size, "two"), devices=["cuda"])
+    register("two", lambda store, rank, size, timeout: Recording(rank, size, "two"), devices=["cuda"])
     dldist.init_process_group("cpu:gloo,cuda:two")
     mixed = dldist.group.WORLD
     plain = dldist.new_group([0], backend="cpu:gloo")

@@ -16,14 +16,14 @@ DOCUMENT = DOCS / "c10d-differences.md"
 
 
 @pytest.fixture(scope="module")
-def ours():
+def dldist_team():
     teams = c10d_team.Teams(c10d_workers.texts, "dldist", 2)
     yield teams
     teams.close()
 
 
 @pytest.fixture(scope="module")
-def torchs():
+def torch_team():
     teams = c10d_team.Teams(c10d_workers.texts, "torch", 2)
     yield teams
     teams.close(is_silent=False)
@@ -34,45 +34,45 @@ def outcomes(teams, call, on=None):
     replies = teams.run((call, on))
     broken = [error["text"] for _, _, error in replies if error]
     if broken:
-        teams.give_up()
+        teams.discard()
     assert not broken, f"the group is not usable after it: {broken}"
     return [(kind, value) for rank, (kind, value, _) in enumerate(replies) if on is None or rank in on]
 
 
 @pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.call)
-def test_bad_call(ours, bad):
-    for kind, value in outcomes(ours, bad.call, bad.on):
+def test_bad_call(dldist_team, bad):
+    for kind, value in outcomes(dldist_team, bad.call, bad.on):
         assert kind == "error", f"it gave {value}"
         assert bad.error in value["kinds"], value
         assert bad.text in value["text"], value
 
 
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
-def test_accepted_call(ours, accepted):
-    for kind, value in outcomes(ours, accepted.call):
+def test_accepted_call(dldist_team, accepted):
+    for kind, value in outcomes(dldist_team, accepted.call):
         assert kind == "value", value
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("bad", [bad for bad in BAD_CALLS if bad.theirs is not None], ids=lambda bad: bad.call)
-def test_torch_raises_the_same(torchs, ours, bad):
+@pytest.mark.parametrize("bad", [bad for bad in BAD_CALLS if bad.torch_error is not None], ids=lambda bad: bad.call)
+def test_torch_raises_the_same(torch_team, dldist_team, bad):
     """torch's error must be a base class of dldist's, or be listed with the reason."""
-    theirs = outcomes(torchs, bad.call, bad.on)
-    for (their_kind, their_value), (_, our_value) in zip(theirs, outcomes(ours, bad.call, bad.on), strict=True):
-        raised = their_value["kinds"][0] if their_kind == "error" else "nothing"
+    torch_outcomes = outcomes(torch_team, bad.call, bad.on)
+    for (torch_kind, torch_error_value), (_, dldist_value) in zip(torch_outcomes, outcomes(dldist_team, bad.call, bad.on), strict=True):
+        raised = torch_error_value["kinds"][0] if torch_kind == "error" else "nothing"
         if raised == bad.also:
             continue
-        is_same = raised in our_value["kinds"]
-        assert is_same == (not bad.theirs), f"torch raises {raised}: {their_value}"
-        assert is_same or raised == bad.theirs, their_value
+        is_same = raised in dldist_value["kinds"]
+        assert is_same == (not bad.torch_error), f"torch raises {raised}: {torch_error_value}"
+        assert is_same or raised == bad.torch_error, torch_error_value
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
-def test_torch_rejects_the_call(torchs, accepted):
-    for kind, value in outcomes(torchs, accepted.call):
+def test_torch_rejects_the_call(torch_team, accepted):
+    for kind, value in outcomes(torch_team, accepted.call):
         raised = value["kinds"][0] if kind == "error" else "nothing"
-        assert raised in (accepted.theirs, accepted.also or accepted.theirs), value
+        assert raised in (accepted.torch_error, accepted.also or accepted.torch_error), value
 
 
 def test_differences_are_documented():
@@ -83,12 +83,12 @@ def test_differences_are_documented():
 
 
 def table_of_accepted():
-    rows = [f"| `{row.call}` | {row.theirs} | {row.why} |" for row in ACCEPTED]
+    rows = [f"| `{row.call}` | {row.torch_error} | {row.why} |" for row in ACCEPTED]
     return "\n".join(["| call | torch raises | why it works here |", "| --- | --- | --- |", *rows])
 
 
 def table_of_errors():
-    rows = [f"| `{bad.call}` | {bad.error} | {bad.theirs} | {bad.why} |" for bad in BAD_CALLS if bad.theirs]
+    rows = [f"| `{bad.call}` | {bad.error} | {bad.torch_error} | {bad.why} |" for bad in BAD_CALLS if bad.torch_error]
     return "\n".join(["| call | dldist raises | torch raises | why |", "| --- | --- | --- | --- |", *rows])
 
 

@@ -98,9 +98,9 @@ def test_completion_hook():
     failed calls."""
 
     def case(rank):
-        pg, told = dldist.group.WORLD, []
+        pg, infos = dldist.group.WORLD, []
         before = datetime.datetime.now()
-        pg._register_on_completion_hook(told.append)
+        pg._register_on_completion_hook(infos.append)
         total()
         dldist.all_reduce(vector(1), async_op=True).wait()
         pg.broadcast(vector(1), root=0).wait()
@@ -114,9 +114,9 @@ def test_completion_hook():
         assert isinstance(error_of(dldist.all_reduce, vector(1), op="band"), Exception)
         pg._wait_for_pending_works()
         assert isinstance(error_of(pg._register_on_completion_hook, print), RuntimeError)
-        kinds = sorted(info.op_type.name for info in told)
-        numbers = sorted(info.seq for info in told if info.op_type.name == "ALLREDUCE")
-        for info in told:
+        kinds = sorted(info.op_type.name for info in infos)
+        numbers = sorted(info.seq for info in infos if info.op_type.name == "ALLREDUCE")
+        for info in infos:
             assert before <= info.time_started <= info.time_finished <= datetime.datetime.now()
             assert info.time_finished - info.time_started >= info.active_duration >= datetime.timedelta(0)
         return kinds, numbers
@@ -130,8 +130,8 @@ def test_pending_works_have_no_completion():
     both = threading.Barrier(2)
 
     def case(rank):
-        pg, told = dldist.group.WORLD, []
-        pg._register_on_completion_hook(told.append)
+        pg, infos = dldist.group.WORLD, []
+        pg._register_on_completion_hook(infos.append)
         work = dldist.irecv(vector(0), 1 - rank)
         pg.set_timeout(datetime.timedelta(seconds=0.2))
         error = error_of(pg._wait_for_pending_works)
@@ -362,11 +362,11 @@ NO_DEVICES = ["rank:x/cpu", "a/b/c", "/cpu", "w/", "", 3]
 
 
 def test_remote_devices():
-    said = [dldist._remote_device(text) for text in DEVICES]
-    assert [each.worker_name() for each in said] == [None, None, "w", "w", None, None, "unknown"]
-    assert [each.rank() for each in said] == [None, None, None, None, 0, 12, None]
-    assert [each.device() for each in said] == ["cpu", "cuda:0", "cpu", "cuda:1", "cpu", "cuda:1", "cpu"]
-    assert [repr(each) for each in said[:-1]] == DEVICES[:-1] and repr(said[-1]) == "unknown/cpu"
+    parsed = [dldist._remote_device(text) for text in DEVICES]
+    assert [each.worker_name() for each in parsed] == [None, None, "w", "w", None, None, "unknown"]
+    assert [each.rank() for each in parsed] == [None, None, None, None, 0, 12, None]
+    assert [each.device() for each in parsed] == ["cpu", "cuda:0", "cpu", "cuda:1", "cpu", "cuda:1", "cpu"]
+    assert [repr(each) for each in parsed[:-1]] == DEVICES[:-1] and repr(parsed[-1]) == "unknown/cpu"
     assert len({dldist._remote_device(text) for text in [*DEVICES, *DEVICES]}) == len(DEVICES)
 
 
@@ -375,12 +375,12 @@ def test_remote_devices_against_torch():
     import torch.distributed
 
     for text in DEVICES:
-        ours, theirs = dldist._remote_device(text), torch.distributed._remote_device(text)
+        dldist_result, torch_result = dldist._remote_device(text), torch.distributed._remote_device(text)
         for ask in ("worker_name", "rank", "device", "__repr__"):
-            assert str(getattr(ours, ask)()) == str(getattr(theirs, ask)()), (text, ask)
+            assert str(getattr(dldist_result, ask)()) == str(getattr(torch_result, ask)()), (text, ask)
     for text in NO_DEVICES:
-        ours, theirs = error_of(dldist._remote_device, text), error_of(torch.distributed._remote_device, text)
-        assert isinstance(ours, type(theirs)), text
+        dldist_result, torch_result = error_of(dldist._remote_device, text), error_of(torch.distributed._remote_device, text)
+        assert isinstance(dldist_result, type(torch_result)), text
     assert dldist._remote_device(torch.device("cuda:1")).device() == "cuda:1"
 
 

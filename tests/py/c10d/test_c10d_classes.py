@@ -148,9 +148,9 @@ def test_enums(kind, members):
 def test_enums_are_as_torchs():
     c10d = pytest.importorskip("torch._C._distributed_c10d", reason="torch is not there to compare with")
     for name in ("OpType", "WorkResult", "ErrorType", "DebugLevel", "BuiltinCommHookType"):
-        ours = {key: int(member) for key, member in getattr(options, name).__members__.items()}
-        theirs = {key: int(member) for key, member in getattr(c10d, name).__members__.items()}
-        assert theirs.items() <= ours.items()
+        dldist_members = {key: int(member) for key, member in getattr(options, name).__members__.items()}
+        torch_members = {key: int(member) for key, member in getattr(c10d, name).__members__.items()}
+        assert torch_members.items() <= dldist_members.items()
         for wrong in NO_NUMBERS:
             with pytest.raises(TypeError):
                 getattr(c10d, name)(wrong)
@@ -288,14 +288,14 @@ def test_arguments_that_match_no_form(method, args, kwargs, text):
 def test_options_object_is_passed_unchanged():
     given = AllreduceOptions()
 
-    class Look(Backend):
+    class Checking(Backend):
         def _run_allreduce(self, tensors, opts):
             assert opts is given
             return tensors
 
     tensors = [X]
-    assert Look(0, 1).allreduce(tensors, given) is tensors
-    assert Look(0, 1).allreduce(tensors, opts=given) is tensors
+    assert Checking(0, 1).allreduce(tensors, given) is tensors
+    assert Checking(0, 1).allreduce(tensors, opts=given) is tensors
 
 
 # --- the base class ---
@@ -431,18 +431,18 @@ def test_super_calls_do_not_recurse(old, new):
 
 
 def test_abort_hooks(monkeypatch):
-    said, unraisable = [], []
+    call_log, unraisable = [], []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: unraisable.append(raised.exc_value))
     backend = Named(0, 1)
-    backend.register_abort_hook(1, lambda: said.append("replaced"))
-    backend.register_abort_hook(1, lambda: said.append("first"))
+    backend.register_abort_hook(1, lambda: call_log.append("replaced"))
+    backend.register_abort_hook(1, lambda: call_log.append("first"))
     backend.register_abort_hook(2, lambda: 1 / 0)
-    backend.register_abort_hook(3, lambda: said.append("third"))
-    backend.register_abort_hook(4, lambda: said.append("gone"))
+    backend.register_abort_hook(3, lambda: call_log.append("third"))
+    backend.register_abort_hook(4, lambda: call_log.append("gone"))
     backend.unregister_abort_hook(4)
     backend.unregister_abort_hook(99)
     backend.abort()
-    assert said == ["first", "third"]
+    assert call_log == ["first", "third"]
     assert [type(error) for error in unraisable] == [ZeroDivisionError]
     with pytest.raises(TypeError, match="must be callable"):
         backend.register_abort_hook(1, None)
@@ -465,12 +465,12 @@ def test_fake_work():
 
 def test_callback_work_waits_by_its_callback():
     asked, answers = [], [False, True, True]
-    mine = works.PythonCallbackWork(lambda timeout: asked.append(timeout) or answers.pop(0))
-    assert isinstance(mine, dldist.Work) and not mine.is_completed()
-    assert mine.wait(2.0) is False and not mine.is_completed() and not mine.get_future().done()
-    assert mine.wait() is True and mine.is_completed() and mine.is_success()
-    assert mine.get_future().value() == []
-    assert mine.wait(THREE) is True
+    created = works.PythonCallbackWork(lambda timeout: asked.append(timeout) or answers.pop(0))
+    assert isinstance(created, dldist.Work) and not created.is_completed()
+    assert created.wait(2.0) is False and not created.is_completed() and not created.get_future().done()
+    assert created.wait() is True and created.is_completed() and created.is_success()
+    assert created.get_future().value() == []
+    assert created.wait(THREE) is True
     assert asked == [timedelta(seconds=2), timedelta(0), THREE]
 
 
@@ -478,12 +478,12 @@ def test_callback_work_that_fails():
     def fail(_):
         raise ValueError("mine")
 
-    mine = works.PythonCallbackWork(fail)
+    created = works.PythonCallbackWork(fail)
     with pytest.raises(ValueError, match="mine"):
-        mine.wait()
-    assert mine.is_completed() and not mine.is_success() and str(mine.exception()) == "mine"
+        created.wait()
+    assert created.is_completed() and not created.is_success() and str(created.exception()) == "mine"
     with pytest.raises(ValueError, match="mine"):
-        mine.get_future().wait()
+        created.get_future().wait()
     with pytest.raises(TypeError, match="must be callable"):
         works.PythonCallbackWork(3)
 
@@ -496,19 +496,19 @@ def test_future_rejects_a_negative_timeout(timeout):
 
 def test_work_from_a_future():
     future = dldist.Future()
-    mine = works._create_work_from_future(future)
-    assert not mine.is_completed() and mine.get_future() is future
+    created = works._create_work_from_future(future)
+    assert not created.is_completed() and created.get_future() is future
     with pytest.raises(dldist.DistTimeoutError):
-        mine.wait(timedelta(milliseconds=20))
+        created.wait(timedelta(milliseconds=20))
     future.set_result([X])
-    assert mine.is_completed() and mine.is_success() and mine.wait() is True and mine.result()[0] is X
+    assert created.is_completed() and created.is_success() and created.wait() is True and created.result()[0] is X
 
     future = dldist.Future()
-    mine = works._create_work_from_future(future)
+    created = works._create_work_from_future(future)
     future.set_exception(ValueError("mine"))
-    assert mine.is_completed() and not mine.is_success() and str(mine.exception()) == "mine"
+    assert created.is_completed() and not created.is_success() and str(created.exception()) == "mine"
     with pytest.raises(ValueError, match="mine"):
-        mine.wait()
+        created.wait()
     with pytest.raises(TypeError):
         works._create_work_from_future(3)
 

@@ -30,7 +30,7 @@ def in_groups(size, case):
     return on_threads(size, run)
 
 
-def gloos(store, rank, size):
+def gloo_texts(store, rank, size):
     import torch.distributed as dist
 
     return dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=10))
@@ -55,7 +55,7 @@ def torch_group_in_cpp_over_dldist(store, rank, size):
     return module.Backend(Runner.rendezvous(store, "forms", list(range(size)), rank, limit), limit)
 
 
-OF_TORCH = pytest.mark.parametrize("made", [gloos, torch_group_over_dldist, torch_group_in_cpp_over_dldist])
+OF_TORCH = pytest.mark.parametrize("made", [gloo_texts, torch_group_over_dldist, torch_group_in_cpp_over_dldist])
 
 
 def in_groups_of_torch(made, size, case):
@@ -69,7 +69,7 @@ def in_groups_of_torch(made, size, case):
         try:
             return case(dist, group, rank)
         finally:
-            if made is not gloos:
+            if made is not gloo_texts:
                 group.shutdown()
 
     return on_threads(size, run)
@@ -181,7 +181,7 @@ def test_same_results_as_torch(case, made):
 
 
 def test_work_completes_with_its_last_tensor():
-    may_come, told = threading.Event(), []
+    may_come, seen_results = threading.Event(), []
 
     def case(group, rank):
         if rank == 1:
@@ -192,17 +192,17 @@ def test_work_completes_with_its_last_tensor():
             assert not work.is_completed()
             with pytest.raises(dldist.DistTimeoutError):
                 work.wait(timedelta(milliseconds=20))
-            work.get_future().add_done_callback(lambda future: told.append([each[0] for each in tensors]))
+            work.get_future().add_done_callback(lambda future: seen_results.append([each[0] for each in tensors]))
             may_come.set()
             deadline = time.monotonic() + 10
-            while not told and time.monotonic() < deadline:
+            while not seen_results and time.monotonic() < deadline:
                 time.sleep(0.001)  # poll, because wait() is not called
         work.wait()
         assert work.is_completed() and work.is_success() and work._get_sequence_number() >= 0
         return [each[0] for each in tensors]
 
     assert in_groups(2, case) == [[6, 6]] * 2
-    assert told == [[6, 6]]
+    assert seen_results == [[6, 6]]
 
 
 def test_failed_tensor_fails_the_work():
@@ -260,7 +260,7 @@ def test_reductions_of_several_tensors(op, dtype):
 def test_torchs_reductions_of_several_tensors(op, dtype, made):
     import torch
 
-    if op == "AVG" and made is gloos:
+    if op == "AVG" and made is gloo_texts:
         pytest.skip("Gloo divides only the first tensor")
 
     def run(dist, group, rank):

@@ -292,8 +292,8 @@ def test_local_synchronization_involves_only_members():
         every = dldist.new_group()
         return names[-1:], every.group_name, total(every)
 
-    (mine, *rest), (none, *_), (theirs, *others) = in_worlds(3, case)
-    assert mine == theirs and none == []
+    (first, *rest), (none, *_), (last, *others) = in_worlds(3, case)
+    assert first == last and none == []
     assert rest == others == ["1", 3]
 
 
@@ -376,12 +376,12 @@ def test_same_tag_and_ranks_give_the_same_group():
 
 def test_subgroups():
     def case(rank):
-        mine, every = dldist.new_subgroups(2)
+        first, every = dldist.new_subgroups(2)
         listed, both = dldist.new_subgroups_by_enumeration([[0, 3], [1]])
         assert (listed is None) == (rank == 2)
         assert both.count(NON_MEMBER) == (2 if rank == 2 else 1)
-        assert every[rank // 2] is mine and every[1 - rank // 2] == NON_MEMBER
-        return total(mine, rank), None if listed is None else total(listed, rank)
+        assert every[rank // 2] is first and every[1 - rank // 2] == NON_MEMBER
+        return total(first, rank), None if listed is None else total(listed, rank)
 
     assert in_worlds(4, case) == [(1, 3), (1, 1), (5, None), (5, 3)]
 
@@ -607,7 +607,7 @@ def test_configuration_of_all_groups():
         dldist.new_group([0], group_desc="one") if rank == 0 else dldist.new_group([0])
         return c10d._world.pg_config_info
 
-    mine, theirs = in_worlds(2, case)
+    first, last = in_worlds(2, case)
     every = {
         "pg_name": "0",
         "pg_desc": "default_pg",
@@ -616,8 +616,8 @@ def test_configuration_of_all_groups():
         "group_size": 2,
         "group_count": 2,
     }
-    assert mine == [every, {**every, "pg_name": "1", "pg_desc": "one", "ranks": [0], "group_size": 1}]
-    assert theirs == [every]
+    assert first == [every, {**every, "pg_name": "1", "pg_desc": "one", "ranks": [0], "group_size": 1}]
+    assert last == [every]
 
 
 def test_duplicate_group_name_is_rejected():

@@ -37,15 +37,15 @@ def run(registry, method, *arguments):
 
 
 def test_hooks_are_called_for_every_operation():
-    registry, told = hooks.Hooks(), []
-    registry.register_pre(1, lambda args: told.append(args))
-    registry.register_post(1, lambda args: told.append(args))
+    registry, hook_arguments = hooks.Hooks(), []
+    registry.register_pre(1, lambda args: hook_arguments.append(args))
+    registry.register_post(1, lambda args: hook_arguments.append(args))
     opts = BroadcastOptions()
     opts.rootRank, opts.asyncOp = 2, False
     assert run(registry, "broadcast", [X], opts) == "work of broadcast"
     run(registry, "send", [X], 1, 0)
     run(registry, "allgather", [[Y, Z]], [X], AllgatherOptions())
-    before, after = told[0::2], told[1::2]
+    before, after = hook_arguments[0::2], hook_arguments[1::2]
     assert [args.name.name for args in before] == [args.name.name for args in after] == ["BROADCAST", "SEND", "ALLGATHER"]
     assert [args.op_id for args in before] == [args.op_id for args in after] == [0, 1, 2]
     assert [args.async_op for args in before] == [False, True, True]
@@ -80,14 +80,14 @@ def test_hooks_are_called_for_every_operation():
     ],
 )
 def test_arguments_of_a_hook(method, arguments, name, counts, root):
-    registry, told = hooks.Hooks(), []
-    registry.register_pre(1, told.append)
+    registry, hook_arguments = hooks.Hooks(), []
+    registry.register_pre(1, hook_arguments.append)
     run(registry, method, *arguments)
-    [args] = told
+    [args] = hook_arguments
     assert (args.name.name, (len(args.input_tensors), len(args.output_tensors)), args.root) == (name, counts, root)
 
 
-class Told(LowLevelCalls):
+class HookedCalls(LowLevelCalls):
     """Low-level calls that run every call through hooks."""
 
     def __init__(self):
@@ -98,9 +98,9 @@ class Told(LowLevelCalls):
 
 
 def test_every_low_level_call_has_a_name_for_hooks():
-    told = []
-    group = Told()
-    group.hooks.register_pre(1, told.append)
+    hook_arguments = []
+    group = HookedCalls()
+    group.hooks.register_pre(1, hook_arguments.append)
     calls = [
         (name, call)
         for name, call in inspect.getmembers(group, inspect.ismethod)
@@ -110,19 +110,19 @@ def test_every_low_level_call_has_a_name_for_hooks():
     arguments |= dict.fromkeys(("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "reduce", "scan"), ([X],))
     for name, call in calls:
         call(*arguments.get(name, ([X], [Y])))
-    assert len(told) == len(calls) > 25
-    assert [name for (name, _), args in zip(calls, told, strict=True) if args.name.name == "UNKNOWN"] == ["scan"]  # torch has no scan
+    assert len(hook_arguments) == len(calls) > 25
+    assert [name for (name, _), args in zip(calls, hook_arguments, strict=True) if args.name.name == "UNKNOWN"] == ["scan"]  # torch has no scan
 
 
 def test_hooks_are_registered_and_removed():
-    registry, said = hooks.Hooks(), []
+    registry, called = hooks.Hooks(), []
     assert not registry
-    registry.register_pre(1, lambda _: said.append("replaced"))
-    registry.register_pre(2, lambda _: said.append("second"))
-    registry.register_pre(1, lambda _: said.append("first"))
+    registry.register_pre(1, lambda _: called.append("replaced"))
+    registry.register_pre(2, lambda _: called.append("second"))
+    registry.register_pre(1, lambda _: called.append("first"))
     assert registry
     run(registry, "barrier", BarrierOptions())
-    assert said == ["first", "second"]
+    assert called == ["first", "second"]
     registry.unregister_pre(1)
     registry.unregister_pre(2)
     registry.unregister_pre(2)
@@ -140,11 +140,11 @@ def test_pre_hook_that_raises_stops_the_operation():
 
 
 def test_names_of_module_level_calls(slow):
-    told = []
-    dldist.group.WORLD.register_pre_hook(1, told.append)
+    hook_arguments = []
+    dldist.group.WORLD.register_pre_hook(1, hook_arguments.append)
     dldist.all_reduce_coalesced([np.zeros(1), np.zeros(1)], async_op=True)
     dldist.all_gather_single(np.zeros(1), np.zeros(1), async_op=True)
-    assert [args.name.name for args in told] == ["ALLREDUCE_COALESCED", "ALLGATHER_BASE"]
+    assert [args.name.name for args in hook_arguments] == ["ALLREDUCE_COALESCED", "ALLGATHER_BASE"]
 
 
 # ---- completion hooks
@@ -197,24 +197,24 @@ def test_works_without_a_future_call_no_completion_hook(slow):
 
 
 def test_completion_hooks_are_replaced_and_unregistered(slow):
-    said = []
+    called = []
     group = dldist.group.WORLD
-    group.register_completion_hook(1, lambda _: said.append("replaced"))
-    group.register_completion_hook(1, lambda _: said.append("first"))
-    group.register_completion_hook(2, lambda _: said.append("second"))
+    group.register_completion_hook(1, lambda _: called.append("replaced"))
+    group.register_completion_hook(1, lambda _: called.append("first"))
+    group.register_completion_hook(2, lambda _: called.append("second"))
     x = np.zeros(1)
     for _ in range(3):
         dldist.all_reduce(x, async_op=True)
     slow.works[0].future.set_result(None)
-    assert said == ["first", "second"]
+    assert called == ["first", "second"]
     group.unregister_completion_hook(1)
     group.unregister_completion_hook(99)
     slow.works[1].future.set_result(None)
-    assert said == ["first", "second", "second"], "operations under way no longer call an unregistered hook"
+    assert called == ["first", "second", "second"], "operations under way no longer call an unregistered hook"
     group.unregister_completion_hook(2)
     assert not group._has_hooks()
     slow.works[2].future.set_result(None)
-    assert len(said) == 3
+    assert len(called) == 3
     with pytest.raises(TypeError, match="register_completion_hook.*must be callable, not int"):
         group.register_completion_hook(1, 3)
 
@@ -293,23 +293,23 @@ def test_unsupported_abort_hooks_are_rejected(register):  # noqa: F811
 
 
 def test_abort_calls_its_hooks():
-    said = []
+    called = []
     dldist.init_process_group()
     group = dldist.group.WORLD
     assert group.supports_abort_hooks is True
-    group.register_abort_hook(1, lambda: said.append("kept"))
-    group.register_abort_hook(2, lambda: said.append("gone"))
+    group.register_abort_hook(1, lambda: called.append("kept"))
+    group.register_abort_hook(2, lambda: called.append("gone"))
     group.unregister_abort_hook(2)
     dldist.abort()
-    assert said == ["kept"]
+    assert called == ["kept"]
 
 
 @pytest.fixture
-def health_of_nothing(monkeypatch):
+def reset_health(monkeypatch):
     monkeypatch.setattr(health_check, "_aborted", set())
 
 
-def test_aborted_backend_stays_unhealthy(health_of_nothing, slow):
+def test_aborted_backend_stays_unhealthy(reset_health, slow):
     assert health_check.unhealthy_backends() == []
     dldist.group.WORLD.abort()
     assert health_check.unhealthy_backends() == ["slow"]
@@ -318,7 +318,7 @@ def test_aborted_backend_stays_unhealthy(health_of_nothing, slow):
     assert health_check.unhealthy_backends() == ["slow"]
 
 
-def test_failed_group_is_unhealthy(health_of_nothing):
+def test_failed_group_is_unhealthy(reset_health):
     def case(rank):
         alone = dldist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
         before = health_check.unhealthy_backends()
@@ -331,7 +331,7 @@ def test_failed_group_is_unhealthy(health_of_nothing):
     assert in_worlds(2, case) == [[], []]
 
 
-def test_health_hook_for_groups_without_init(health_of_nothing):
+def test_health_hook_for_groups_without_init(reset_health):
     group = dldist.ProcessGroup(0, 1)
     group._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, Slow(0, 1))
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_health_hook_for_groups_without_init(health_of_nothing):
     assert health_check.unhealthy_backends() == ["slow"]
 
 
-def test_control_plane_reports_health(health_of_nothing, slow):
+def test_control_plane_reports_health(reset_health, slow):
     class Answer:
         def set_content(self, content, kind):
             self.content, self.kind = json.loads(content), kind

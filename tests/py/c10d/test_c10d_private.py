@@ -58,11 +58,11 @@ def dldist_array(values):
 def test_checks_of_message_operations():
     dldist.init_process_group()
     other = dldist.new_group([0])
-    ours, its = (dldist.P2POp(dldist.isend, vector(1), 0, group) for group in (None, other))
+    of_world, of_other = (dldist.P2POp(dldist.isend, vector(1), 0, group) for group in (None, other))
     assert c10d._check_op(dldist.irecv) is None
     assert isinstance(error_of(c10d._check_op, dldist.send), ValueError)
-    assert c10d._check_p2p_op_list([ours, ours]) is None
-    assert "same group" in str(error_of(c10d._check_p2p_op_list, [ours, its]))
+    assert c10d._check_p2p_op_list([of_world, of_world]) is None
+    assert "same group" in str(error_of(c10d._check_p2p_op_list, [of_world, of_other]))
     assert isinstance(error_of(c10d._check_p2p_op_list, []), IndexError)
     assert isinstance(error_of(c10d._check_p2p_op_list, [1]), ValueError)
     assert isinstance(error_of(c10d._check_not_self_rank, other, 0, "source"), ValueError)
@@ -107,9 +107,9 @@ def test_configuration_of_groups():
 def test_devices_of_groups():
     def ask(backend):
         dldist.init_process_group(backend, store=dldist.HashStore(), rank=0, world_size=1)
-        with pytest.warns(UserWarning) as told:
+        with pytest.warns(UserWarning) as caught:
             device = c10d._get_pg_default_device()
-        found = c10d._device_capability(), c10d._get_object_coll_device(), device, len(told)
+        found = c10d._device_capability(), c10d._get_object_coll_device(), device, len(caught)
         dldist.destroy_process_group()
         return found
 
@@ -259,11 +259,11 @@ def test_names_and_colors_of_ranks():
 
 def test_objects_as_tensors():
     def case(rank):
-        mine, size = c10d._object_to_tensor({"rank": rank}, "cpu", None)
+        encoded, size = c10d._object_to_tensor({"rank": rank}, "cpu", None)
         sizes = [array.array("q", [0]) for _ in range(2)]
         dldist.all_gather(sizes, size)
         parts = [bytearray(each[0]) for each in sizes]
-        dldist.all_gather(parts, mine)
+        dldist.all_gather(parts, encoded)
         return [c10d._tensor_to_object(part, each[0], None) for part, each in zip(parts, sizes, strict=True)]
 
     assert in_worlds(2, case) == [[{"rank": 0}, {"rank": 1}]] * 2
@@ -285,8 +285,8 @@ def test_state_of_coalescing():
     with dldist._coalescing_manager():
         assert c10d._world.pg_coalesce_state == {world: []}
         dldist.all_reduce(x, dldist.ReduceOp.MAX)
-        noted = c10d._world.pg_coalesce_state[world]
-        assert [(op.op, op.tensor, op.dst_tensor, op.redop) for op in noted] == [(dldist.all_reduce, x, None, dldist.ReduceOp.MAX)]
+        recorded_ops = c10d._world.pg_coalesce_state[world]
+        assert [(op.op, op.tensor, op.dst_tensor, op.redop) for op in recorded_ops] == [(dldist.all_reduce, x, None, dldist.ReduceOp.MAX)]
     with dldist._coalescing_manager():
         dldist.all_gather_single(y, x)
         (op,) = c10d._world.pg_coalesce_state[world]

@@ -122,11 +122,11 @@ def test_detail_mode(kind):
     dldist.set_debug_level(dldist.DebugLevel.DETAIL)
 
     def case(rank):
-        told = []
-        dldist.group.WORLD.register_pre_hook(1, lambda arguments: told.append(arguments.name.name))
+        names = []
+        dldist.group.WORLD.register_pre_hook(1, lambda arguments: names.append(arguments.name.name))
         x = sparse(kind, [[1, rank]])
         dldist.all_reduce(x)
-        return dense(x), told[0]
+        return dense(x), names[0]
 
     try:
         assert in_worlds(2, case) == [([[2.0, 1.0]], "ALLREDUCE")] * 2

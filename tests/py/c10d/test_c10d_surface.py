@@ -153,7 +153,7 @@ _is_fp8 _exception_logger _time_logger
 """.split()
 
 # None without NCCL, or before a group exists
-NONE_NOW = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}
+NONE_WITHOUT_A_GROUP = {"default_pg_nccl_timeout", "_backend", "_default_pg_init_method"}
 
 PYBIND = "machinery of pybind11"
 PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
@@ -231,14 +231,14 @@ def shape(function):
     return {p.name: (p.kind, p.default) for p in inspect.signature(function).parameters.values()}
 
 
-def assert_compatible(name, theirs, ours):
+def assert_compatible(name, torch_value, dldist_value):
     """dldist's function must accept every call of torch's: the same arguments in the same order."""
-    assert list(ours)[: len(theirs)] == list(theirs), name
-    for argument, (kind, default) in theirs.items():
+    assert list(dldist_value)[: len(torch_value)] == list(torch_value), name
+    for argument, (kind, default) in torch_value.items():
         if is_excused(f"{name}({argument})"):
             continue
-        assert ours[argument][0] == kind, f"{name}({argument}): kind"
-        assert comparable(ours[argument][1]) == comparable(default), f"{name}({argument}): default"
+        assert dldist_value[argument][0] == kind, f"{name}({argument}): kind"
+        assert comparable(dldist_value[argument][1]) == comparable(default), f"{name}({argument}): default"
 
 
 def comparable(default):
@@ -253,21 +253,21 @@ def test_signature(line):
     defaults = [inspect.Parameter.empty] * (len(arguments) - len(definition.args.defaults))
     used = {node.id: getattr(dldist, node.id) for default in definition.args.defaults for node in ast.walk(default) if isinstance(node, ast.Name)}
     defaults += [eval(ast.unparse(default), used) for default in definition.args.defaults]
-    theirs = {
+    torch_value = {
         argument.arg: (inspect.Parameter.POSITIONAL_OR_KEYWORD, default)
         for argument, default in zip(arguments, defaults, strict=True)
     }
     function = getattr(dldist if hasattr(dldist, name) else c10d, name)
-    ours = shape(function)
-    assert_compatible(name, theirs, ours)
-    more = [ours[argument][0] for argument in list(ours)[len(theirs) :]]
+    dldist_value = shape(function)
+    assert_compatible(name, torch_value, dldist_value)
+    more = [dldist_value[argument][0] for argument in list(dldist_value)[len(torch_value) :]]
     assert all(kind is inspect.Parameter.KEYWORD_ONLY for kind in more), "c10d may have others there one day"
     assert function.__doc__, f"{name} has no documentation"
 
 
 def test_names():
     """With or without torch, names that are not excused must exist."""
-    for name in {*NAMES, *PRIVATE_NAMES} - REASONS.keys() - NONE_NOW:
+    for name in {*NAMES, *PRIVATE_NAMES} - REASONS.keys() - NONE_WITHOUT_A_GROUP:
         assert getattr(owner_of(name), name, None) is not None, name
 
 
@@ -380,31 +380,31 @@ def test_breakpoint():
 def torch_and_dldist_objects():
     """Yield (name, torch's object, dldist's or None) for every required name."""
     import torch.distributed
-    import torch.distributed.distributed_c10d as theirs
+    import torch.distributed.distributed_c10d as torch_value
 
-    for name in theirs.__all__:
-        yield name, getattr(theirs, name), getattr(dldist, name, None)
+    for name in torch_value.__all__:
+        yield name, getattr(torch_value, name), getattr(dldist, name, None)
     for name in {*NAMES, *PRIVATE_NAMES}:
-        module = torch.distributed if hasattr(torch.distributed, name) else theirs
+        module = torch.distributed if hasattr(torch.distributed, name) else torch_value
         if hasattr(module, name):  # some versions of torch lack it
             yield name, getattr(module, name), getattr(owner_of(name), name, None)
 
 
 @pytest.mark.torch
 def test_names_against_torch():
-    missing = [name for name, _, ours in torch_and_dldist_objects() if ours is None and not is_excused(name)]
-    missing = [name for name in missing if name not in NONE_NOW]
+    missing = [name for name, _, dldist_value in torch_and_dldist_objects() if dldist_value is None and not is_excused(name)]
+    missing = [name for name in missing if name not in NONE_WITHOUT_A_GROUP]
     assert not missing, "add them, or say in DIFFERENCES why not"
 
 
 @pytest.mark.torch
 def test_signatures_against_torch():
     checked = []
-    for name, theirs, ours in torch_and_dldist_objects():
-        if name != "reduce_op" and inspect.isfunction(theirs) and ours is not None:  # warns if read
+    for name, torch_value, dldist_value in torch_and_dldist_objects():
+        if name != "reduce_op" and inspect.isfunction(torch_value) and dldist_value is not None:  # warns if read
             if name == "rendezvous":
-                ours = dldist.rendezvous.rendezvous
-            assert_compatible(name, shape(theirs), shape(ours))
+                dldist_value = dldist.rendezvous.rendezvous
+            assert_compatible(name, shape(torch_value), shape(dldist_value))
             checked.append(name)
     assert len(checked) > 70, checked
 
@@ -417,9 +417,9 @@ def missing_of(names):
 @pytest.mark.torch
 def test_bindings_against_torch():
     """dldist must have the names that torch's extension defines and torch's modules use."""
-    import torch._C._distributed_c10d as theirs
+    import torch._C._distributed_c10d as torch_value
 
-    names = {name for name in dir(theirs) if not name.startswith("__")}
+    names = {name for name in dir(torch_value) if not name.startswith("__")}
     assert len(names) > 60 and missing_of(names) == [], "add them, or say in NOT_IN_DLDIST why not"
 
 
@@ -447,9 +447,9 @@ MODULES = ["torch.distributed", "torch.distributed.distributed_c10d"]
 @pytest.mark.torch
 @pytest.mark.parametrize("module", MODULES)
 def test_every_name_of_a_torch_module_is_listed(module):
-    theirs = importlib.import_module(module)
-    names = {name for name in defined_names(theirs) if hasattr(theirs, name) and not name.startswith("__")}
-    assert len(names) > 3 and missing_of(names - NONE_NOW) == [], "new in torch: add them, or say in NOT_IN_DLDIST why not"
+    torch_value = importlib.import_module(module)
+    names = {name for name in defined_names(torch_value) if hasattr(torch_value, name) and not name.startswith("__")}
+    assert len(names) > 3 and missing_of(names - NONE_WITHOUT_A_GROUP) == [], "new in torch: add them, or say in NOT_IN_DLDIST why not"
 
 
 @pytest.mark.torch
@@ -468,37 +468,37 @@ def test_excused_names_do_not_exist():
 
 
 def enums():
-    import torch._C._distributed_c10d as theirs
+    import torch._C._distributed_c10d as torch_value
 
     return [
-        (theirs.OpType, options.OpType),
-        (theirs.WorkResult, options.WorkResult),
-        (theirs.ErrorType, options.ErrorType),
-        (theirs.DebugLevel, options.DebugLevel),
-        (theirs.BuiltinCommHookType, options.BuiltinCommHookType),
-        (theirs.ProcessGroup.BackendType, dldist.ProcessGroup.BackendType),
-        (theirs.ReduceOp.RedOpType, dldist.ReduceOp.RedOpType),
-        *([(theirs.HookOpName, hooks.HookOpName)] if hasattr(theirs, "HookOpName") else []),
+        (torch_value.OpType, options.OpType),
+        (torch_value.WorkResult, options.WorkResult),
+        (torch_value.ErrorType, options.ErrorType),
+        (torch_value.DebugLevel, options.DebugLevel),
+        (torch_value.BuiltinCommHookType, options.BuiltinCommHookType),
+        (torch_value.ProcessGroup.BackendType, dldist.ProcessGroup.BackendType),
+        (torch_value.ReduceOp.RedOpType, dldist.ReduceOp.RedOpType),
+        *([(torch_value.HookOpName, hooks.HookOpName)] if hasattr(torch_value, "HookOpName") else []),
     ]
 
 
 @pytest.mark.torch
 def test_enums_against_torch():
     """Members and values must match. ReduceOp.UNUSED of torch is not a reduction."""
-    for theirs, ours in enums():
-        expected = {name: int(member) for name, member in theirs.__members__.items() if name != "UNUSED"}
+    for torch_value, dldist_value in enums():
+        expected = {name: int(member) for name, member in torch_value.__members__.items() if name != "UNUSED"}
         # torch 2.14 has fewer names before the last one
-        if theirs.__name__ == "HookOpName" and "ALLTOALL_BASE" not in expected:
+        if torch_value.__name__ == "HookOpName" and "ALLTOALL_BASE" not in expected:
             del expected["UNKNOWN"]
-        assert expected, theirs
-        found = {name: int(member) for name, member in ours.__members__.items()}
-        assert expected.items() <= found.items(), theirs
+        assert expected, torch_value
+        found = {name: int(member) for name, member in dldist_value.__members__.items()}
+        assert expected.items() <= found.items(), torch_value
 
 
 def classes():
     """Return {name: (torch's class, dldist's, or an instance if attributes are set later)}."""
     import torch._C._distributed_c10d as core
-    import torch.distributed.distributed_c10d as theirs
+    import torch.distributed.distributed_c10d as torch_value
     import torch.futures
 
     options_names = [name for name in dir(core) if re.fullmatch("[A-Z].*Options", name)]
@@ -516,13 +516,13 @@ def classes():
         "Work": (core.Work, dldist.Work),
         "ReduceOp": (core.ReduceOp, dldist.ReduceOp),
         "Future": (torch.futures.Future, dldist.Future),
-        "Backend (str)": (theirs.Backend, dldist.Backend),
-        "BackendConfig": (theirs.BackendConfig("gloo"), dldist.BackendConfig("gloo")),
-        "P2POp": (theirs.P2POp, dldist.P2POp),
-        "group": (theirs.group, dldist.group),
-        "GroupMember": (theirs.GroupMember, dldist.GroupMember),
-        "_World": (theirs._World, c10d._World()),
-        "_CoalescingManager": (theirs._CoalescingManager, c10d._CoalescingManager),
+        "Backend (str)": (torch_value.Backend, dldist.Backend),
+        "BackendConfig": (torch_value.BackendConfig("gloo"), dldist.BackendConfig("gloo")),
+        "P2POp": (torch_value.P2POp, dldist.P2POp),
+        "group": (torch_value.group, dldist.group),
+        "GroupMember": (torch_value.GroupMember, dldist.GroupMember),
+        "_World": (torch_value._World, c10d._World()),
+        "_CoalescingManager": (torch_value._CoalescingManager, c10d._CoalescingManager),
         "Store": (core.Store, dldist.Store),
         "TCPStore": (core.TCPStore, dldist.TCPStore),
         "FileStore": (core.FileStore, dldist.FileStore),
@@ -553,8 +553,8 @@ NOT_HERE = {"collect_client_counters", "collect_server_counters", "DLDIST"}
 @pytest.mark.torch
 def test_classes_against_torch():
     missing = []
-    for name, (theirs, ours) in classes().items():
-        for member in sorted(members(theirs) - members(ours) - NOT_HERE):
+    for name, (torch_value, dldist_value) in classes().items():
+        for member in sorted(members(torch_value) - members(dldist_value) - NOT_HERE):
             if not is_excused(f"{name}.{member}") and not is_excused(f"*.{member}"):
                 missing.append(f"{name}.{member}")
     assert not missing, "add them, or say in DIFFERENCES why not"
@@ -587,14 +587,14 @@ def test_methods_arguments_against_torch(kind):
     """Every argument name of every overload in torch must exist in dldist."""
     if kind not in classes():
         pytest.skip(f"this version of torch has no {kind}")
-    theirs, ours = classes()[kind]
+    torch_value, dldist_value = classes()[kind]
     wrong = []
-    for name in sorted(members(theirs) & members(ours)):
-        method = getattr(theirs, name)
+    for name in sorted(members(torch_value) & members(dldist_value)):
+        method = getattr(torch_value, name)
         if not callable(method) or inspect.isclass(method):
             continue
         for names in overloads(method):
-            known = inspect.signature(getattr(ours, name)).parameters
+            known = inspect.signature(getattr(dldist_value, name)).parameters
             has_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
             for argument in names:
                 spelled = f"{kind}.{name}({argument})"
@@ -617,11 +617,11 @@ def test_every_difference_is_needed():
 
 def is_in_torch(difference):
     """Return True if the installed torch has the difference's member or argument."""
-    import torch.distributed.distributed_c10d as theirs
+    import torch.distributed.distributed_c10d as torch_value
 
     name, _, argument = re.sub(r"(\(\w+\))$", r"\t\1", difference).partition("\t")
     owner, _, member = name.partition(".")
     if not member:
-        return argument.strip("()") in shape(getattr(theirs, name))
+        return argument.strip("()") in shape(getattr(torch_value, name))
     known = classes()
-    return owner not in known or hasattr(known[owner][0], member) or member in vars(theirs._World())
+    return owner not in known or hasattr(known[owner][0], member) or member in vars(torch_value._World())

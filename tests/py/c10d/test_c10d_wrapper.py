@@ -157,12 +157,12 @@ def test_mismatch_is_reported_on_both_sides(make_ranks, call, first, second, asp
         errors = ranks.run(call)
         for rank, error in enumerate(errors):
             assert isinstance(error, dldist.DistMismatchError), error
-            name, mine, theirs = aspect if rank == 0 else (aspect[0], aspect[2], aspect[1])
+            name, local_value, remote_value = aspect if rank == 0 else (aspect[0], aspect[2], aspect[1])
             assert str(error).startswith(
                 f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: {shown[rank]}, but Rank "
                 f"{1 - rank} is running collective: {shown[1 - rank]}.Collectives differ in the following aspects: "
             )
-            assert f"\t {name}: {mine}vs {theirs}" in str(error)
+            assert f"\t {name}: {local_value}vs {remote_value}" in str(error)
             assert "Sequence number:" not in str(error)
     assert ranks.run(lambda backend, _: backend.barrier().wait()) == [True, True]
 
@@ -215,10 +215,10 @@ class Helper(Backend):
     def __init__(self, size=1, rounds=()):
         super().__init__(0, size)
         self.rounds = list(rounds)
-        self.said = []
+        self.recorded = []
 
     def _run_monitored_barrier(self, timeout, wait_all_ranks):
-        self.said.append(("barrier", timeout, wait_all_ranks))
+        self.recorded.append(("barrier", timeout, wait_all_ranks))
 
     def _run_all_gather_single(self, output, input, opts):
         others = self.rounds.pop(0) if self.rounds else []
@@ -227,13 +227,13 @@ class Helper(Backend):
         return type("Done", (), {"wait": lambda self: True})()
 
     def set_timeout(self, timeout):
-        self.said.append(("timeout", timeout))
+        self.recorded.append(("timeout", timeout))
 
     def shutdown(self):
-        self.said.append("shutdown")
+        self.recorded.append("shutdown")
 
     def abort(self):
-        self.said.append("abort")
+        self.recorded.append("abort")
 
 
 def test_other_attributes_are_the_wrapped_backends():
@@ -254,7 +254,7 @@ def test_other_attributes_are_the_wrapped_backends():
     wrapped.register_abort_hook(1, lambda: hooked.append("hook"))
     wrapped.abort()
     wrapped.shutdown()
-    assert helper.said == [("timeout", LONG), "abort", "shutdown"] and hooked == ["hook"]
+    assert helper.recorded == [("timeout", LONG), "abort", "shutdown"] and hooked == ["hook"]
 
 
 def test_messages_are_not_compared():
@@ -262,10 +262,10 @@ def test_messages_are_not_compared():
     wrapped = _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 1), helper)
     wrapped.send([f4(1)], 0, 0).wait()
     wrapped.recv([f4(1)], 0, 0).wait()
-    assert helper.said == []
+    assert helper.recorded == []
     wrapped.allreduce(f4(1), timeout=LONG)
     wrapped.allreduce(f4(1))
-    assert helper.said == [("barrier", LONG, True), ("barrier", None, True)]
+    assert helper.recorded == [("barrier", LONG, True), ("barrier", None, True)]
 
 
 def test_ranks_of_backend_and_helper_must_agree():
@@ -274,11 +274,11 @@ def test_ranks_of_backend_and_helper_must_agree():
 
 
 def length(number):
-    return lambda mine: number.to_bytes(len(mine), "little")
+    return lambda local_value: number.to_bytes(len(local_value), "little")
 
 
 def text(content):
-    return lambda mine: content.ljust(len(mine), b"\0")[: len(mine)]
+    return lambda local_value: content.ljust(len(local_value), b"\0")[: len(local_value)]
 
 
 @pytest.mark.parametrize(
@@ -302,10 +302,10 @@ def test_malformed_fingerprint_of_a_peer_is_an_error(rounds, message):
 
 
 def test_fingerprints_round_trip():
-    mine = Fingerprint.of(3, "allreduce", ([f4(1), np.zeros((), "c8")], None))
-    assert Fingerprint.decode(mine.encode()) == mine
-    assert str(mine).startswith("CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[1], [], ")
-    assert "TensorDtypes=Float, ComplexFloat, " in str(mine)
+    local_value = Fingerprint.of(3, "allreduce", ([f4(1), np.zeros((), "c8")], None))
+    assert Fingerprint.decode(local_value.encode()) == local_value
+    assert str(local_value).startswith("CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[1], [], ")
+    assert "TensorDtypes=Float, ComplexFloat, " in str(local_value)
 
 
 def test_long_fingerprints_are_truncated_and_still_differ():
@@ -327,7 +327,7 @@ def test_every_operation_type_is_one_of_c10ds():
 
 
 def test_failed_end_of_the_backend_ends_the_helper():
-    class Stubborn(Backend):
+    class FailingShutdown(Backend):
         def shutdown(self):
             raise OSError("busy")
 
@@ -336,6 +336,6 @@ def test_failed_end_of_the_backend_ends_the_helper():
     for end in ("shutdown", "abort"):
         helper = ProcessGroupGloo(dldist.HashStore(), 0, 1)
         with pytest.raises(OSError, match="busy"):
-            getattr(_ProcessGroupWrapper(Stubborn(0, 1), helper), end)()
+            getattr(_ProcessGroupWrapper(FailingShutdown(0, 1), helper), end)()
         with pytest.raises(dldist.DistBackendError):
             helper.group.barrier()

@@ -521,9 +521,9 @@ def kind_of(error):
 
 @pytest.mark.torch
 def test_names_against_torch():
-    from torch.distributed import device_mesh as theirs
+    from torch.distributed import device_mesh as torch_device_mesh
 
-    public = {name for name in dir(theirs.DeviceMesh) if not name.startswith("_")}
+    public = {name for name in dir(torch_device_mesh.DeviceMesh) if not name.startswith("_")}
     public |= {"_flatten", "_unflatten", "_concatenate", "_get_root_mesh", "_get_all_submeshes", "_get_mesh_dim_by_name"}
     assert len(public) > 15 and public <= set(dir(DeviceMesh))
 
@@ -532,7 +532,7 @@ def test_names_against_torch():
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim:UserWarning")
 def test_against_torch(fake_world):
     import torch.distributed
-    from torch.distributed import device_mesh as theirs
+    from torch.distributed import device_mesh as torch_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     # An earlier test may have left groups, which torch counts.
@@ -542,12 +542,12 @@ def test_against_torch(fake_world):
     for rank in range(8):
         for text in MESHES:
             fake_world(rank)
-            ours = facts(dldist, words_for(dldist, device_mesh), text)
+            dldist_facts = facts(dldist, words_for(dldist, device_mesh), text)
             torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
             try:
-                expected = facts(torch.distributed, words_for(torch.distributed, theirs), text)
+                expected = facts(torch.distributed, words_for(torch.distributed, torch_device_mesh), text)
             finally:
                 torch.distributed.destroy_process_group()
-            if ours != expected:
-                wrong.append(f"{text} on rank {rank}:\n  torch {expected}\n  ours  {ours}")
+            if dldist_facts != expected:
+                wrong.append(f"{text} on rank {rank}:\n  torch {expected}\n  dldist {dldist_facts}")
     assert not wrong, "\n".join(wrong)

@@ -150,31 +150,31 @@ def test_case_of_the_group_suite(world, case):
 # ---- failures
 
 
-@pytest.mark.parametrize("what", ["op", "dtype", "size", "root", "redop", "factor", "block"])
-def test_mismatch(world, what):
+@pytest.mark.parametrize("variant", ["op", "dtype", "size", "root", "redop", "factor", "block"])
+def test_mismatch(world, variant):
     """All ranks must get the error, under both of its names, before the library gets the call."""
     team = world()
-    replies = team.run(cases.mismatched, what)
+    replies = team.run(cases.mismatched, variant)
     for rank, (first, later) in enumerate(replies):
         assert "DistMismatchError" in first["kinds"] and "DistMismatchError" in later["kinds"], (rank, first, later)
         assert first["code"] == "MISMATCH" and first["seconds"] < procs.under_load(3)
         assert first["rank"] in range(team.size) and first["rank"] != rank, (rank, first)
     text = replies[0][0]["text"]
     words = {"op": ["barrier", "all_reduce"], "dtype": ["int32", "float32"], "size": ["5 elements", "4 elements"],
-             "root": ["root 0", "root 1"], "redop": ["SUM", "MAX"], "factor": ["by 2", "by 3"], "block": ["all_gather"]}[what]
+             "root": ["root 0", "root 1"], "redop": ["SUM", "MAX"], "factor": ["by 2", "by 3"], "block": ["all_gather"]}[variant]
     for word in words:
         assert word in text, text
 
 
-@pytest.mark.parametrize("what", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_timeout(world, what):
+@pytest.mark.parametrize("variant", ["all_reduce", "recv", "recv any", "async", "default"])
+def test_timeout(world, variant):
     team = world()
-    error = team.run(cases.too_late, what)[0]
+    error = team.run(cases.too_late, variant)[0]
     assert "DistTimeoutError" in error["kinds"] and error["code"] == "OP_TIMED_OUT", error
     assert 0.25 < error["seconds"] < procs.under_load(2)
-    if what in ("all_reduce", "async", "default"):
+    if variant in ("all_reduce", "async", "default"):
         assert f"rank{'s' if team.size > 2 else ''} 1" in error["text"], error["text"]
-    if what == "recv":
+    if variant == "recv":
         assert error["rank"] == 1
 
 
@@ -206,9 +206,9 @@ def start_alone(children, library, worker, size, args):
     return [children.start(worker, library.carrier, store.port, rank, size, *args, **how) for rank in range(size)], store
 
 
-@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
-def test_peer_lost(alone, what):
-    ranks, _store = alone(carrier_workers.victim, 3, what)
+@pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait"])
+def test_peer_lost(alone, variant):
+    ranks, _store = alone(carrier_workers.lose_last_rank, 3, variant)
     pids = [child.recv()[1] for child in ranks]
     time.sleep(0.1)
     ranks[2].kill()

@@ -98,12 +98,12 @@ def test_ranks_with_different_libraries(procs):
         assert "rank 1 has loaded mpi, " in text and "and rank 0 mpi, " in text and "all ranks must load the same library" in text, text
 
 
-BEGUN = """
+INITIALISED = """
 import ctypes, dldist
 from dldist import carriers
 path = carriers.info("mpi")["path"]
 mpi = ctypes.CDLL(path)
-{what}
+{calls}
 try:
     dldist.World(carrier="mpi")
 except Exception as error:
@@ -114,13 +114,13 @@ else:
 
 
 def test_program_that_has_initialised_mpi(library):
-    done = run(BEGUN.format(what="mpi.MPI_Init(None, None)"), library.variables())
+    done = run(INITIALISED.format(calls="mpi.MPI_Init(None, None)"), library.variables())
     assert "NotImplementedError" in done.stdout and "MPI_THREAD_MULTIPLE" in done.stdout, (done.stdout, done.stderr)
-    ended = run(BEGUN.format(what="mpi.MPI_Init(None, None); mpi.MPI_Finalize()"), library.variables())
+    ended = run(INITIALISED.format(calls="mpi.MPI_Init(None, None); mpi.MPI_Finalize()"), library.variables())
     assert "MPI was finalized in this process" in ended.stdout, (ended.stdout, ended.stderr)
     level = 4096 if "libmpi_abi" in library.library else 3
     threads = f"mpi.MPI_Init_thread(None, None, {level}, ctypes.byref(ctypes.c_int()))"
-    with_threads = run(BEGUN.format(what=threads), library.variables())
+    with_threads = run(INITIALISED.format(calls=threads), library.variables())
     assert "made" in with_threads.stdout, (with_threads.stdout, with_threads.stderr)
 
 
@@ -134,12 +134,12 @@ def test_rank_and_size_of_mpi(library):
 
 
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="no Open MPI is installed: apt-get install openmpi-bin")
-@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
-def test_killed_process_is_named(procs, what):
+@pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait"])
+def test_killed_process_is_named(procs, variant):
     """If mpirun keeps the other ranks alive, they must raise in two seconds, and name the lost
     rank."""
     library = mpirun.Mpi("openmpi", shutil.which("mpirun.openmpi"), options=(*mpirun.OPEN_MPI_OPTIONS, "--enable-recovery"))
-    run_ = mpirun.Run(library, 3, carrier_workers.victim, lambda rank: ("mpi", 0, rank, 3, what))
+    run_ = mpirun.Run(library, 3, carrier_workers.lose_last_rank, lambda rank: ("mpi", 0, rank, 3, variant))
     procs.children.append(run_)
     pids = [child.recv(60)[1] for child in run_.children]
     os.kill(pids[2], 9)

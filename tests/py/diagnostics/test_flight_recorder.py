@@ -46,14 +46,14 @@ def last(**options):
 # ---- entries
 
 
-def here():
+def line_number():
     return sys._getframe(1).f_lineno
 
 
 def test_fields_of_an_entry(group):
     before = time.time_ns()
     group.all_reduce(TENSOR)
-    line = here() - 1
+    line = line_number() - 1
     after = time.time_ns()
     entry = last()
     frames = entry.pop("frames")
@@ -169,15 +169,15 @@ def test_pickle_and_json_are_equal(group):
     assert numbers == pickled["pg_status"]
     status = numbers[str(pickled["entries"][0]["pg_id"])]
     assert set(status.values()) == {1}
-    for ours, theirs in zip(pickled["entries"], text["entries"], strict=True):
-        del ours["frames"]
-        ours["process_group"] = list(ours["process_group"])
+    for pickled_entry, json_entry in zip(pickled["entries"], text["entries"], strict=True):
+        del pickled_entry["frames"]
+        pickled_entry["process_group"] = list(pickled_entry["process_group"])
         for name in ("started", "completed"):
-            ours[f"time_discovered_{name}_ns"] = ours[f"time_discovered_{name}_ns"] or 0
-        for entry in (ours, theirs):  # each dump reads the clocks again
+            pickled_entry[f"time_discovered_{name}_ns"] = pickled_entry[f"time_discovered_{name}_ns"] or 0
+        for entry in (pickled_entry, json_entry):  # each dump reads the clocks again
             entry["times"] = [bool(entry.pop(name)) for name in list(entry) if name.startswith("time_")]
             entry["duration_ms"] = round(entry.get("duration_ms", 0), 6)
-        assert ours == theirs
+        assert pickled_entry == json_entry
     group.send(array.array("f", [0.0]), 0, 3)
     work.wait()
 
@@ -374,10 +374,10 @@ def test_messages_between_collectives(children, tmp_path):
         child.result()
     names = ["all_reduce", "send 0->1", "all_reduce", "send 0->1", "send 0->1", "all_reduce"]
     assert [entry["profiling_name"] for entry in entries[0]] == [f"gloo:{name}" for name in names]
-    for told in entries:
-        assert [entry["collective_seq_id"] for entry in told] == [1, 1, 2, 2, 2, 3]
-        assert [entry["p2p_seq_id"] for entry in told] == [0, 4, 4, 5, 6, 6]
-        assert [entry["op_id"] for entry in told] == [1, 2, 3, 4, 5, 6]
+    for rank_entries in entries:
+        assert [entry["collective_seq_id"] for entry in rank_entries] == [1, 1, 2, 2, 2, 3]
+        assert [entry["p2p_seq_id"] for entry in rank_entries] == [0, 4, 4, 5, 6, 6]
+        assert [entry["op_id"] for entry in rank_entries] == [1, 2, 3, 4, 5, 6]
     database = analyse(tmp_path)
     assert len(database.collectives) == 6 and all(call.pass_check for call in database.collectives)
 

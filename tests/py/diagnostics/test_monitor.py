@@ -106,9 +106,9 @@ def test_report_over_a_python_store_names_silent_ranks(children):
     assert "never called anything, or have exited: rank 2\n" in report, report
 
 
-def published(store, rank, what):
+def published(store, rank, expected):
     keys = [key for key in store.list_keys() if "watch/" in key and key.endswith(f"/state/{rank}")]
-    return bool(keys) and what in store.get(keys[0])
+    return bool(keys) and expected in store.get(keys[0])
 
 
 def test_pipe_requests_dumps(children, prefix, tmp_path):
@@ -233,7 +233,7 @@ def test_malformed_variable_is_an_error(children):
 
 
 def test_process_exit_is_not_delayed(children):
-    ranks, store = group_team.start_ranks(children, workers.leaves, 2)
+    ranks, store = group_team.start_ranks(children, workers.exit_without_close, 2)
     for rank in ranks:
         assert rank.recv() == "ready"
     for rank in ranks:

@@ -126,8 +126,8 @@ def rows_of_the_table():
     page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
     table = page.partition("| variable | torch's name |")[2].partition("\n\n")[0]
     for line in table.splitlines()[2:]:
-        ours, theirs, of_torch, here, _ = (cell.strip() for cell in line.strip("|").split("|"))
-        yield ours.strip("`"), tuple(re.findall(r"`(\w+)`", theirs)), of_torch, here
+        dldist_name, aliases, of_torch, here, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        yield dldist_name.strip("`"), tuple(re.findall(r"`(\w+)`", aliases)), of_torch, here
 
 
 def words(default):
@@ -139,12 +139,12 @@ def test_documented_defaults_are_right():
     rows = {name: rest for name, *rest in rows_of_the_table()}
     assert rows.keys() == found.keys()
     numbers = set()
-    for name, (theirs, of_torch, here) in rows.items():
-        assert theirs == found[name].names[1:], name
+    for name, (aliases, of_torch, here) in rows.items():
+        assert aliases == found[name].names[1:], name
         is_number = words(found[name].default) is not None
         assert here == words(found[name].default) if is_number else not here.isdecimal(), name
-        numbers.update(theirs if of_torch.isdecimal() else ())
-        for each in theirs:
+        numbers.update(aliases if of_torch.isdecimal() else ())
+        for each in aliases:
             assert of_torch == words(DEFAULTS_OF_TORCH[each]) if of_torch.isdecimal() else each not in DEFAULTS_OF_TORCH, each
     assert numbers == DEFAULTS_OF_TORCH.keys()
 
@@ -152,7 +152,7 @@ def test_documented_defaults_are_right():
 def test_defaults_that_differ_from_torch_have_a_reason():
     page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
     reasons = page.partition("Reasons for defaults that differ from torch's:\n\n")[2].partition("\n\n")[0]
-    differing = {name for name, theirs, of_torch, here in rows_of_the_table() if of_torch.isdecimal() and of_torch != here}
+    differing = {name for name, aliases, of_torch, here in rows_of_the_table() if of_torch.isdecimal() and of_torch != here}
     assert set(re.findall(r"`(DLDIST_\w+)`", reasons)) == differing
 
 

@@ -233,18 +233,18 @@ def test_circle_of_waiting_ranks():
 
 
 def test_ranks_that_disagree_on_members():
-    ours, theirs = Group("5", "g", [0, 1]), Group("5", "g", [0, 1, 2])
-    made = [entry(0, ours, "all_reduce", 1, state="started")]
-    dumps = {0: dump([ours], made), 1: dump([theirs], made), 2: dump([theirs], made)}
+    of_two, of_three = Group("5", "g", [0, 1]), Group("5", "g", [0, 1, 2])
+    made = [entry(0, of_two, "all_reduce", 1, state="started")]
+    dumps = {0: dump([of_two], made), 1: dump([of_three], made), 2: dump([of_three], made)}
     assert "wrong_members" in [v.kind for v in trace.analyse(dumps)]
 
 
 # ---- messages
 
 
-def message(record, what, count=4, state="started", **more):
-    sizes = ([[count]], []) if what.startswith("send") else ([], [[count]])
-    return entry(record, WORLD, what, 0, sizes=sizes, state=state, **more)
+def message(record, label, count=4, state="started", **more):
+    sizes = ([[count]], []) if label.startswith("send") else ([], [[count]])
+    return entry(record, WORLD, label, 0, sizes=sizes, state=state, **more)
 
 
 def test_matching_messages():
@@ -359,7 +359,7 @@ def test_format_is_detected_by_content(tmp_path):
     assert trace.analyse([pickle.dumps(dumps[0], 2), json.dumps(dumps[1]).encode(), dumps[2]]).exit_status == 0
 
 
-class Evil:
+class Malicious:
     def __reduce__(self):
         return os.system, ("echo evil > /dev/null",)
 
@@ -376,7 +376,7 @@ class Evil:
         (b"\x80\x02.", "malformed or truncated pickle"),
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "expected a dict, got None"),
         (b"\x80\x04\x8e" + b"\xff" * 8, "malformed or truncated pickle"),
-        (pickle.dumps(Evil()), "got posix.system; a dump has only"),
+        (pickle.dumps(Malicious()), "got posix.system; a dump has only"),
         (b"\x80\x05" + pickle.BYTEARRAY8 + (2**40).to_bytes(8, "little") + b".", "got a bytearray; a dump has only"),
         (pickle.dumps([1]), "the dump: expected a dict, got a list of 1"),
         (pickle.dumps({"a": 1}), "expected 'version' and 'entries'"),
@@ -600,7 +600,7 @@ def test_timeline():
 def test_timeline_of_any_program():
     for seed in range(10):
         for fault in trace_dumps.FAULTS:
-            case = trace_dumps.plant(fault, 2 + seed % 5, seed, keep=None if seed % 2 else 9)
+            case = trace_dumps.make_faulty_dumps(fault, 2 + seed % 5, seed, keep=None if seed % 2 else 9)
             check_timeline(trace.analyse(case.dumps).timeline())
 
 

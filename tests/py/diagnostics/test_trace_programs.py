@@ -22,13 +22,13 @@ def check(case, analysis):
     if case.kind in ("missing_rank", "dead_rank"):
         # Other ranks may wait for it in several groups, before the first call that it did not make.
         assert roots
-        assert {(verdict.kind, tuple(verdict.culprits)) for verdict in roots} == {(case.kind, (case.culprit,))}
+        assert {(verdict.kind, tuple(verdict.culprits)) for verdict in roots} == {(case.kind, (case.faulty_rank,))}
         return
     (root,) = roots
     assert (root.kind, root.group, root.seq) == (case.kind, case.group, case.seq)
     # with two ranks, it is unknown which of them is wrong
     is_even = len(group.ranks) == 2 and case.kind != "slow_rank"
-    assert root.culprits == ([max(group.ranks)] if is_even else [case.culprit])
+    assert root.culprits == ([max(group.ranks)] if is_even else [case.faulty_rank])
     assert set(root.others) | set(root.culprits) == set(group.ranks)
 
 
@@ -37,17 +37,17 @@ def check(case, analysis):
 @pytest.mark.parametrize("fault", trace_dumps.FAULTS)
 def test_injected_fault_is_named(fault, world, keep):
     for seed in range(SEEDS):
-        case = trace_dumps.plant(fault, world, seed, keep=keep)
+        case = trace_dumps.make_faulty_dumps(fault, world, seed, keep=keep)
         analysis = trace.analyse(case.dumps)
         try:
             check(case, analysis)
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}, rank {case.culprit}, {case.group} #{case.seq}\n{analysis.text(8)}") from error
+            raise AssertionError(f"seed {seed}, rank {case.faulty_rank}, {case.group} #{case.seq}\n{analysis.text(8)}") from error
 
 
 def test_order_of_dumps_does_not_matter():
     for seed in range(20):
-        case = trace_dumps.plant("wrong_op", 5, seed)
+        case = trace_dumps.make_faulty_dumps("wrong_op", 5, seed)
         ranks = list(case.dumps)
         random.Random(seed).shuffle(ranks)
         shuffled = {rank: case.dumps[rank] for rank in ranks}
@@ -56,7 +56,7 @@ def test_order_of_dumps_does_not_matter():
 
 def test_clocks_of_programs():
     for seed in range(20):
-        case = trace_dumps.plant("none", 4, seed, several=False)
+        case = trace_dumps.make_faulty_dumps("none", 4, seed, several=False)
         clocks = trace.analyse(case.dumps).case.clocks
         for rank, offset in enumerate(case.clocks):
             assert abs(clocks.offsets[rank] - (offset - case.clocks[0])) < 200_000_000
@@ -70,13 +70,13 @@ def test_torchs_analyser_agrees(tmp_path):
         if fault == "dead_rank":
             continue  # it does not start without all dumps
         for world in range(2, 7):
-            case = trace_dumps.plant(fault, world, world, several=False, has_clocks=False)
+            case = trace_dumps.make_faulty_dumps(fault, world, world, several=False, has_clocks=False)
             folder = tmp_path / f"{fault}_{world}"
             trace_dumps.write(folder, case.dumps)
             cases.append((case, folder))
-    for (case, folder), theirs in zip(cases, trace_torch.verdicts([folder for _, folder in cases])):
+    for (case, folder), torch_verdict in zip(cases, trace_torch.verdicts([folder for _, folder in cases])):
         problems = trace.analyse(folder).problems
         if case.kind == "none":
-            assert not problems and theirs["state"] == "FULLY_MATCHED"
+            assert not problems and torch_verdict["state"] == "FULLY_MATCHED"
         else:
-            trace_torch.check_agrees(problems[0], theirs)
+            trace_torch.check_agrees(problems[0], torch_verdict)

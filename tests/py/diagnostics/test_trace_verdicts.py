@@ -12,7 +12,7 @@ import trace_workers
 from dldist import trace
 
 RANKS = 3
-CULPRIT = RANKS - 1
+FAULTY_RANK = RANKS - 1
 HANGS = ("missing_rank", "wrong_order", "wrong_size", "wrong_op", "slow_rank")
 SEQ = 6  # of the first faulty call
 
@@ -45,11 +45,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def theirs(folder):
+def torch_verdicts(folder):
     return dict(zip(trace_workers.FAULTS, trace_torch.verdicts([folder / fault for fault in trace_workers.FAULTS])))
 
 
-def ours_on(folder):
+def dldist_analysis(folder):
     return trace.analyse(folder, slow_s=trace_workers.LATE_S / 2)
 
 
@@ -63,9 +63,9 @@ def test_no_verdict_without_a_fault(folder):
 
 @pytest.mark.parametrize("fault", HANGS)
 def test_verdict_of_dldist(folder, fault):
-    analysis = ours_on(folder / fault)
+    analysis = dldist_analysis(folder / fault)
     first = analysis.verdicts[0]
-    assert (first.kind, first.culprits, first.seq) == (fault, [CULPRIT], SEQ), analysis.text(8)
+    assert (first.kind, first.culprits, first.seq) == (fault, [FAULTY_RANK], SEQ), analysis.text(8)
     # When rank 1 calls, its group may already have failed and refuse the call.
     assert first.others in ([0], [0, 1])
     assert "trace_workers.py" in first.text
@@ -74,26 +74,26 @@ def test_verdict_of_dldist(folder, fault):
 
 
 def test_call_sites_of_ranks_that_disagree(folder):
-    sites = ours_on(folder / "wrong_op").verdicts[0].sites
-    assert sites[0] == sites[1] != sites[CULPRIT]
-    assert sites[0].endswith(" in average()") and sites[CULPRIT].endswith(" in collect()")
-    assert "it is at reduce #5 (trace_workers.py:" in ours_on(folder / "missing_rank").verdicts[0].text
+    sites = dldist_analysis(folder / "wrong_op").verdicts[0].sites
+    assert sites[0] == sites[1] != sites[FAULTY_RANK]
+    assert sites[0].endswith(" in average()") and sites[FAULTY_RANK].endswith(" in collect()")
+    assert "it is at reduce #5 (trace_workers.py:" in dldist_analysis(folder / "missing_rank").verdicts[0].text
 
 
 @needs_torch
 @pytest.mark.parametrize("fault", HANGS)
-def test_torchs_analyser_agrees(folder, theirs, fault):
+def test_torchs_analyser_agrees(folder, torch_verdicts, fault):
     """Class, collective and ranks must be equal. For a slow rank both report a full match, but
     dldist also names the late rank."""
-    said, first = theirs[fault], ours_on(folder / fault).verdicts[0]
-    print(f"torch: {said['state']} #{said['seq']} ranks {said['ranks']}\nours: {first.text}")
+    torch_verdict, first = torch_verdicts[fault], dldist_analysis(folder / fault).verdicts[0]
+    print(f"torch: {torch_verdict['state']} #{torch_verdict['seq']} ranks {torch_verdict['ranks']}\ndldist: {first.text}")
     if fault == "slow_rank":
-        assert said["state"] == "FULLY_MATCHED" and not first.is_problem
+        assert torch_verdict["state"] == "FULLY_MATCHED" and not first.is_problem
     else:
-        assert said["state"] != "FULLY_MATCHED"
-        trace_torch.check_agrees(first, said)
+        assert torch_verdict["state"] != "FULLY_MATCHED"
+        trace_torch.check_agrees(first, torch_verdict)
 
 
 @needs_torch
-def test_torchs_analyser_finds_no_fault(theirs):
-    assert theirs["none"]["state"] == "FULLY_MATCHED"
+def test_torchs_analyser_finds_no_fault(torch_verdicts):
+    assert torch_verdicts["none"]["state"] == "FULLY_MATCHED"

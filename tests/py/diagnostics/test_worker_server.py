@@ -37,7 +37,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-def ask(path, method, target, body=None, headers=None):
+def send_request(path, method, target, body=None, headers=None):
     """Return the status, the content type, the Keep-Alive header, and the content."""
     client = UnixConnection(path)
     client.request(method, target, body, headers or {})
@@ -47,7 +47,7 @@ def ask(path, method, target, body=None, headers=None):
     return found
 
 
-def ask_tcp(server, target="/handler/ping", headers=None):
+def request_tcp(server, target="/handler/ping", headers=None):
     client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     client.request("POST", target, None, headers or {})
     answer = client.getresponse()
@@ -72,7 +72,7 @@ def register():
 @pytest.fixture
 def path(tmp_path):
     register()
-    with control.serve(tmp_path / "ours") as server:
+    with control.serve(tmp_path / "dldist") as server:
         yield server.address
 
 
@@ -84,7 +84,7 @@ def both(tmp_path_factory):
     """Return the paths of a dldist server and of torch's, in another process; same handlers."""
     register()
     folder = tmp_path_factory.mktemp("control")
-    paths = str(folder / "ours"), str(folder / "theirs")
+    paths = str(folder / "dldist"), str(folder / "torch")
     program = [sys.executable, str(SUPPORT / "worker_server_cases.py"), paths[1]]
     with (
         distributed_c10d._WorkerServer(paths[0]),
@@ -108,12 +108,12 @@ REQUESTS = [
     ("POST", "http://x/handler/ping"),
     ("GET", "/handler"),
     *(("POST", f"/handler/case?{query}") for query in
-      "a=1 a=1&a=2 a=%41+b%20c a a= =3 a=%zz a=%ff a=1;b=2 a=b%26c=d what=raise what=exit what=nothing what=bytes what=twice".split()),
-    *(("POST", f"/handler/case?what=status&status={status}") for status in (200, 204, 299, 304, 404, 418, 503)),
+      "a=1 a=1&a=2 a=%41+b%20c a a= =3 a=%zz a=%ff a=1;b=2 a=b%26c=d action=raise action=exit action=nothing action=bytes action=twice".split()),
+    *(("POST", f"/handler/case?action=status&status={status}") for status in (200, 204, 299, 304, 404, 418, 503)),
     ("POST", "/handler/case", "body é".encode()),
     ("POST", "/handler/case", b"\xff"),
     ("POST", "/handler/case", b"x" * 100000),
-    ("POST", "/handler/case", b"a=frombody&what=twice", FORM),
+    ("POST", "/handler/case", b"a=frombody&action=twice", FORM),
     ("POST", "/handler/case", b"x" * 10000, FORM),
     ("POST", "/handler/ping", None, {"X": "y" * 70000}),
     ("POST", "/handler/wait_counter_values"),
@@ -123,8 +123,8 @@ REQUESTS = [
 @pytest.mark.torch
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: " ".join(str(part)[:40] for part in request))
 def test_same_answer_as_torch(both, request_):
-    ours, theirs = (ask(path, *request_) for path in both)
-    assert ours == theirs
+    dldist_answer, torch_answer = (send_request(path, *request_) for path in both)
+    assert dldist_answer == torch_answer
 
 
 RAW = [
@@ -148,17 +148,17 @@ def test_same_pages_and_handlers_as_torch(both):
 
     for method in ("GET", "HEAD"):
         for target in ("/", "/handler/"):
-            ours, theirs = (ask(path, method, target) for path in both)
-            assert ours[:3] == theirs[:3]
-    ours, theirs = (json.loads(ask(path, "GET", "/handler/")[3]) for path in both)
-    assert set(theirs) - {"torch_profile"} <= set(ours)  # torch.distributed.debug registers it
+            dldist_answer, torch_answer = (send_request(path, method, target) for path in both)
+            assert dldist_answer[:3] == torch_answer[:3]
+    dldist_answer, torch_answer = (json.loads(send_request(path, "GET", "/handler/")[3]) for path in both)
+    assert set(torch_answer) - {"torch_profile"} <= set(dldist_answer)  # torch.distributed.debug registers it
     for name in ("dump_traceback", "fr_trace_json"):
-        ours, theirs = (ask(path, "POST", f"/handler/{name}") for path in both)
-        assert ours[:3] == theirs[:3]
+        dldist_answer, torch_answer = (send_request(path, "POST", f"/handler/{name}") for path in both)
+        assert dldist_answer[:3] == torch_answer[:3]
         if name == "dump_traceback":
-            assert all(re.search(rb"Current thread 0x\w+ \(most recent call first\)", each[3]) for each in (ours, theirs))
+            assert all(re.search(rb"Current thread 0x\w+ \(most recent call first\)", each[3]) for each in (dldist_answer, torch_answer))
         else:
-            assert json.loads(theirs[3]).keys() <= json.loads(ours[3]).keys()
+            assert json.loads(torch_answer[3]).keys() <= json.loads(dldist_answer[3]).keys()
 
 
 @pytest.mark.torch
@@ -219,21 +219,21 @@ def test_handlers_by_name():
 
 
 def test_handler_accepts_another_request_class():
-    said = []
+    received = []
 
     class Mine(distributed_c10d._Response):
         def set_content(self, content, content_type):
-            said.append((content, content_type))
+            received.append((content, content_type))
 
     control.get_handler("ping")(distributed_c10d._Request(), Mine())
-    assert said == [("pong", "text/plain")]
+    assert received == [("pong", "text/plain")]
     with pytest.raises(RuntimeError, match="set_content"):
         control.get_handler("ping")(distributed_c10d._Request(), distributed_c10d._Response())
 
 
-@pytest.mark.parametrize("query", ["what=status&status=99", "what=status&status=600"])
+@pytest.mark.parametrize("query", ["action=status&status=99", "action=status&status=600"])
 def test_wrong_status_is_the_handlers_error(path, query):
-    status, _, _, content = ask(path, "POST", f"/handler/case?{query}")
+    status, _, _, content = send_request(path, "POST", f"/handler/case?{query}")
     assert status == 500 and b"200 to 599" in content
 
 
@@ -246,29 +246,29 @@ def test_wrong_content_type_is_the_handlers_error():
 def test_flight_recorder(path):
     world = dldist.World(dldist.HashStore(), 0, 1)
     world.barrier()
-    trace = json.loads(ask(path, "POST", "/handler/fr_trace_json")[3])
+    trace = json.loads(send_request(path, "POST", "/handler/fr_trace_json")[3])
     world.close()
     assert any("barrier" in entry["profiling_name"] for entry in trace["entries"])
 
 
 def test_pyspy(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    status, _, _, content = ask(path, "POST", "/handler/pyspy_dump")
+    status, _, _, content = send_request(path, "POST", "/handler/pyspy_dump")
     assert status == 500 and b"py-spy: not found" in content
     program = tmp_path / "py-spy"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o700)
-    status, kind, _, content = ask(path, "POST", "/handler/pyspy_dump?native=1&nonblocking=1")
+    status, kind, _, content = send_request(path, "POST", "/handler/pyspy_dump?native=1&nonblocking=1")
     assert (status, kind, content.decode()) == (200, "text/plain", f"dump --pid {os.getpid()} --native --nonblocking\n")
 
 
-class Speechless(Exception):
+class NoText(Exception):
     def __str__(self):
         raise RuntimeError
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (Speechless(), b"Speechless: no text"), (SystemExit(3), b": 3")]
+    ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (NoText(), b"Speechless: no text"), (SystemExit(3), b": 3")]
 )
 def test_exception_of_a_handler_is_a_response(path, error, words):
     def fail(request, response):
@@ -276,9 +276,9 @@ def test_exception_of_a_handler_is_a_response(path, error, words):
 
     name = f"fail_{type(error).__name__}"
     control.register_handler(name, fail)
-    status, _, _, content = ask(path, "POST", f"/handler/{name}")
+    status, _, _, content = send_request(path, "POST", f"/handler/{name}")
     assert status == 500 and words in content
-    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
+    assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
 
 
 # ---- access control
@@ -287,16 +287,16 @@ def test_exception_of_a_handler_is_a_response(path, error, words):
 def test_secret_is_required_over_tcp():
     with control.serve(secret=SECRET) as server:
         for shown in (None, "Bearer", "Bearer x", f"Bearer {SECRET}", f"Bearer {control.token('other')}"):
-            status, content = ask_tcp(server, headers={"Authorization": shown} if shown else None)
+            status, content = request_tcp(server, headers={"Authorization": shown} if shown else None)
             assert status == 401 and b"dldist.control.token()" in content
-        assert ask_tcp(server, headers={"Authorization": f"Bearer {control.token(SECRET)}"}) == (200, b"pong")
+        assert request_tcp(server, headers={"Authorization": f"Bearer {control.token(SECRET)}"}) == (200, b"pong")
 
 
 def test_secret_of_the_environment_is_required(monkeypatch):
     monkeypatch.setenv("DLDIST_SECRET", SECRET)
     server = distributed_c10d._WorkerServer("127.0.0.1", 0)
-    assert ask_tcp(server)[0] == 401
-    assert ask_tcp(server, headers={"Authorization": f"Bearer {control.token()}"})[0] == 200
+    assert request_tcp(server)[0] == 401
+    assert request_tcp(server, headers={"Authorization": f"Bearer {control.token()}"})[0] == 200
     server.shutdown()
 
 
@@ -311,12 +311,12 @@ def test_host_name_is_resolved():
 def test_server_listens_on_all_addresses():
     """A server made like torch's debug server must be reachable over both address families."""
     server = distributed_c10d._WorkerServer("::", 0)
-    assert ask_tcp(server) == (200, b"pong")
+    assert request_tcp(server) == (200, b"pong")
     server.shutdown()
 
 
 def test_requests_of_browsers_are_rejected(path):
-    assert ask(path, "POST", "/handler/ping", None, {"Origin": "http://elsewhere"})[0] == 403
+    assert send_request(path, "POST", "/handler/ping", None, {"Origin": "http://elsewhere"})[0] == 403
 
 
 # ---- limits
@@ -345,14 +345,14 @@ def test_slow_request_has_a_deadline(path, monkeypatch):
         client.sendall(b"POST /handler/ping HTTP/1.1\r\n")
         began = time.monotonic()
         client.settimeout(0.05)
-        said = b""
-        while not said and time.monotonic() - began < 15:
+        received = b""
+        while not received and time.monotonic() - began < 15:
             try:
                 client.sendall(b"A")
-                said = client.recv(100)
+                received = client.recv(100)
             except TimeoutError:
                 pass
-        assert said.startswith(b"HTTP/1.1 408 ")
+        assert received.startswith(b"HTTP/1.1 408 ")
 
 
 def test_slow_clients_do_not_delay_others(path):
@@ -361,7 +361,7 @@ def test_slow_clients_do_not_delay_others(path):
         client.settimeout(20)
         client.connect(path)
     began = time.monotonic()
-    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
+    assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
     assert time.monotonic() - began < connection.REQUEST_S / 2
     for client in slow:
         client.close()
@@ -380,22 +380,22 @@ def test_connection_over_the_limit_is_closed(path):
         for _ in clients:
             assert going.acquire(timeout=20)
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-            ask(path, "POST", "/handler/ping")
+            send_request(path, "POST", "/handler/ping")
     finally:
         may_end.set()
     for client in clients:
         assert client.getresponse().status == 200
         client.close()
-    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
+    assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
 
 
 def test_slow_handler_does_not_delay_others(path):
     going, may_end = threading.Event(), threading.Event()
     control.register_handler("slow", lambda request, response: (going.set(), may_end.wait(20)))
-    thread = threading.Thread(target=ask, args=(path, "POST", "/handler/slow"))
+    thread = threading.Thread(target=send_request, args=(path, "POST", "/handler/slow"))
     thread.start()
     assert going.wait(20)
-    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
+    assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
     may_end.set()
     thread.join(20)
     assert not thread.is_alive()
@@ -481,18 +481,18 @@ def test_forked_child_has_no_server(path):
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 0
-    assert ask(path, "POST", "/handler/ping")[3] == b"pong"
+    assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
 
 
 def test_no_leaked_threads_or_descriptors(tmp_path):
-    def held():
+    def open_resources():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     with control.serve(tmp_path / "first") as server:
-        ask(server.address, "POST", "/handler/ping")
-    before = held()
+        send_request(server.address, "POST", "/handler/ping")
+    before = open_resources()
     for _ in range(20):
         with control.serve(tmp_path / "socket") as server:
-            ask(server.address, "POST", "/handler/ping")
+            send_request(server.address, "POST", "/handler/ping")
     # A connection's thread may still exit after the server has closed, here and in earlier tests.
-    poll_until(lambda: all(now <= then for now, then in zip(held(), before)), what="fewer threads and descriptors")
+    poll_until(lambda: all(now <= then for now, then in zip(open_resources(), before)), action="fewer threads and descriptors")

@@ -27,10 +27,10 @@ def teams():
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("what", ["op", "dtype", "size", "root", "redop", "factor", "block"])
-def test_mismatch(teams, size, what):
+@pytest.mark.parametrize("variant", ["op", "dtype", "size", "root", "redop", "factor", "block"])
+def test_mismatch(teams, size, variant):
     """All ranks must get the error, under both of its names."""
-    replies = teams(size).run(cases.mismatched, what)
+    replies = teams(size).run(cases.mismatched, variant)
     for rank, (first, later) in enumerate(replies):
         assert "DistMismatchError" in first["kinds"], (rank, first)
         assert first["code"] == "MISMATCH" and first["seconds"] < under_load(3)
@@ -40,21 +40,21 @@ def test_mismatch(teams, size, what):
     text = replies[0][0]["text"]
     words = {"op": ["barrier", "all_reduce"], "dtype": ["int32", "float32"], "size": ["5 elements", "4 elements"],
              "root": ["root 0", "root 1"], "redop": ["SUM", "MAX"], "factor": ["by 2", "by 3"],
-             "block": ["12", "16", "bytes"]}[what]
+             "block": ["12", "16", "bytes"]}[variant]
     for word in words:
         assert word in text, text
 
 
-@pytest.mark.parametrize("what", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_timeout(teams, what):
-    error = teams(3).run(cases.too_late, what)[0]
+@pytest.mark.parametrize("variant", ["all_reduce", "recv", "recv any", "async", "default"])
+def test_timeout(teams, variant):
+    error = teams(3).run(cases.too_late, variant)[0]
     assert "DistTimeoutError" in error["kinds"] and "TimeoutError" in error["kinds"], error
     assert error["code"] == "OP_TIMED_OUT"
     assert 0.25 < error["seconds"] < under_load(2)
     assert "timed out" in error["text"] and "rank 0 of 3" in error["text"], error["text"]
-    if what in ("all_reduce", "async", "default"):
+    if variant in ("all_reduce", "async", "default"):
         assert "1" in error["text"] and "2" in error["text"], error["text"]
-    if what == "recv":
+    if variant == "recv":
         assert error["rank"] == 1 and error["host"] == HOST
 
 
@@ -77,15 +77,15 @@ def test_timeout_of_another_rank():
             error = error_of(group.all_reduce, x, timeout=0.1)
             return error, error_of(group.barrier)
 
-    (own, own_later), (heard, heard_later) = on_threads(2, rank_of)
-    for error in (own, own_later, heard, heard_later):
+    (own, own_later), (other, other_later) = on_threads(2, rank_of)
+    for error in (own, own_later, other, other_later):
         assert isinstance(error, dldist.DistTimeoutError) and error.rank == 1, error
     assert re.search(r"^all_reduce #2 on group .* \(rank 0 of 2\): timed out after [\d.]+ s; rank 1 has not arrived; "
                      r"1 \(.*\) ", str(own)), own
     text = (r"all_reduce #2 of rank 0 \(.*, pid \d+\) timed out after [\d.]+ s waiting for this rank, which was done with "
             r"#1 barrier and had a recv from rank 0 \(tag 7\) under way \(timeout\)$")
-    assert re.search(r"^recv on group .* \(rank 1 of 2\): " + text, str(heard)), heard
-    assert re.search(r"the group has failed before: " + text, str(heard_later)), heard_later
+    assert re.search(r"^recv on group .* \(rank 1 of 2\): " + text, str(other)), other
+    assert re.search(r"the group has failed before: " + text, str(other_later)), other_later
     assert re.search(r"the group has failed before: all_reduce #2 of rank 0 \(.*\) timed out", str(own_later)), own_later
 
 
@@ -121,9 +121,9 @@ def test_calls_fail_after_close(teams):
 
 
 def test_exception_in_the_block_aborts_the_group(teams):
-    left, heard = teams(2).run(cases.left_by_exception)
+    left, other = teams(2).run(cases.left_by_exception)
     assert left["kinds"][0] == "LookupError"
-    assert "DistAbortedError" in heard["kinds"] and "no such thing" in heard["text"], heard
+    assert "DistAbortedError" in other["kinds"] and "no such thing" in other["text"], other
 
 
 @pytest.mark.parametrize(("absent", "is_all", "named"), [([1], False, "Rank 1 "), ([1], True, "Ranks 1 "), ([1, 2], True, "Ranks 1, 2 "),
@@ -146,10 +146,10 @@ def test_monitored_barrier(teams, absent, is_all, named):
 # ---- processes that die
 
 
-@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
-def test_lost_peer(procs, what):
+@pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait"])
+def test_lost_peer(procs, variant):
     """After SIGKILL, all ranks must get an error within a second, in every call and group."""
-    ranks, _store = group_team.start_ranks(procs, cases.victim, 3, what)
+    ranks, _store = group_team.start_ranks(procs, cases.lose_last_rank, 3, variant)
     pids = [child.recv()[1] for child in ranks]
     time.sleep(0.1)
     ranks[2].kill()
@@ -172,18 +172,18 @@ def test_lost_peer(procs, what):
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
 def test_interrupt(procs, what):
     """Ctrl-C must act soon (test_blocking_calls.py: in 100 ms), and the other rank get an error."""
-    ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, what)
+    ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, variant)
     for child in ranks:
         child.recv()
     wait_asleep([ranks[0].pid], ranks[0].pid)
     sent_at = time.monotonic()
     ranks[0].kill(signal.SIGINT)
-    error, heard = ranks[0].recv(10), ranks[1].recv(10)
+    error, other = ranks[0].recv(10), ranks[1].recv(10)
     assert error["kinds"][0] == "KeyboardInterrupt", error
     assert error["at"] - sent_at < under_load(2), error["at"] - sent_at
-    assert "DistAbortedError" in heard["kinds"], heard
-    assert "interrupted" in heard["text"] and heard["rank"] == 0, heard
-    assert heard["at"] - sent_at < under_load(2)
+    assert "DistAbortedError" in other["kinds"], other
+    assert "interrupted" in other["text"] and other["rank"] == 0, other
+    assert other["at"] - sent_at < under_load(2)
     for child in ranks:
         child.send("end")
         child.result()

@@ -258,7 +258,7 @@ def test_disconnected_clients_leak_nothing_in_the_server(procs):
     for _ in range(500):
         cycle()
     keeper.get("k")
-    helper.poll_until(lambda: server_usage() == before, what=f"server back to {before}")
+    helper.poll_until(lambda: server_usage() == before, description=f"server back to {before}")
     grown = helper.rss_bytes(server.pid) - rss
     print(f"server grew by {grown >> 10} KiB over 500 clients")
     assert grown < 2 << 20

@@ -18,21 +18,21 @@ NEEDS = {
 }
 NEEDS["burst"] = NEEDS["python"]
 RUNS = [
-    pytest.param(case.__name__, door, marks=pytest.mark.skipif(not NEEDS[door][0], reason=NEEDS[door][1]))
+    pytest.param(case.__name__, allocator, marks=pytest.mark.skipif(not NEEDS[allocator][0], reason=NEEDS[allocator][1]))
     for case in cases.CASES
-    for door in cases.DOORS
+    for allocator in cases.ALLOCATORS
 ]
 
 
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize(("name", "door"), RUNS)
-def test_each_allocation_fails_once(procs, name, door):
+def test_each_allocation_fails_once(procs, name, allocator):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     env = {"OUT_OF_MEMORY_PORT": str(store.port)}
     if name == "nccl_group":
         env.update(nccl_stubs.build().environment(devices=1))
-    counts = procs.start(cases.run_case, name, door, env=env).result(140)
-    assert counts and (door != "python" or sum(counts) > 0), counts
+    counts = procs.start(cases.run_case, name, allocator, env=env).result(140)
+    assert counts and (allocator != "python" or sum(counts) > 0), counts
 
 
 def survives_lack_of_memory(procs):
@@ -43,15 +43,17 @@ def survives_lack_of_memory(procs):
     return child.wait_exit(60) >= 0  # negative: ended by a signal
 
 
-DOORS = [pytest.param(door, marks=pytest.mark.skipif(not NEEDS[door][0], reason=NEEDS[door][1])) for door in cases.DOORS]
+ALLOCATORS = [
+    pytest.param(name, marks=pytest.mark.skipif(not NEEDS[name][0], reason=NEEDS[name][1])) for name in cases.ALLOCATORS
+]
 
 
 @pytest.mark.deadline(150)
-@pytest.mark.parametrize("door", DOORS)
-def test_each_allocation_of_the_module_fails_once(procs, door):
-    if door != "core" and not survives_lack_of_memory(procs):
+@pytest.mark.parametrize("door", ALLOCATORS)
+def test_each_allocation_of_the_module_fails_once(procs, allocator):
+    if allocator != "core" and not survives_lack_of_memory(procs):
         pytest.skip(f"Python {platform.python_version()} crashes when memory runs out for types of its own modules")
-    assert procs.start(cases.make_modules, door).result(140) > 0
+    assert procs.start(cases.make_modules, allocator).result(140) > 0
 
 
 @pytest.mark.deadline(150)

@@ -67,8 +67,8 @@ TENSORS = {
     "batch": (lambda g, x: g.batch_isend_irecv([dldist.P2POp("irecv", x, None)]), True),
 }
 # Methods that require one dtype for all tensors of a call. Messages and single tensors are exempt.
-ALONE = ("all_reduce", "broadcast", "reduce", "send", "isend", "recv", "irecv", "batch")
-MIXED = [name for name in TENSORS if name.partition("'")[0].partition(" ")[0] not in ALONE]
+EXEMPT = ("all_reduce", "broadcast", "reduce", "send", "isend", "recv", "irecv", "batch")
+MIXED = [name for name in TENSORS if name.partition("'")[0].partition(" ")[0] not in EXEMPT]
 LISTS = {
     "all_reduce_coalesced": lambda g, x: g.all_reduce_coalesced(x),
     "all_gather": lambda g, x: g.all_gather(x, ints(0)),
@@ -379,7 +379,7 @@ def test_wrong_constructor_arguments_are_rejected():
 def test_closed_group_is_rejected():
     with open_pair(timeout=10) as groups:
         pass
-    for name in (*ALONE[:5], "irecv", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"):
+    for name in (*EXEMPT[:5], "irecv", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"):
         with pytest.raises(dldist.DistBackendError, match="closed"):
             TENSORS[name][0](groups[0], ints(0))
     with pytest.raises(dldist.DistBackendError, match="closed"):

@@ -209,7 +209,7 @@ def test_one_completion_thread(procs):
 # ---- arguments
 
 
-class Liar(list):
+class WrongLength(list):
     """A list whose length differs from its number of items."""
 
     def __init__(self, length, items):
@@ -226,7 +226,7 @@ class Liar(list):
 @pytest.mark.parametrize("items", [0, 2])
 def test_lists_with_a_wrong_length(group, items):
     tensor = array.array("i", [1])
-    lists = Liar(1, [array.array("i", [1])] * items)
+    lists = WrongLength(1, [array.array("i", [1])] * items)
     for call in (lambda: group.all_gather(lists, tensor), lambda: group.reduce_scatter(tensor, lists),
                  lambda: group.all_to_all([tensor], lists), lambda: group.all_gather_coalesced([lists], [tensor])):
         with pytest.raises(ValueError, match=r"got \d tensors, expected \d|is empty"):

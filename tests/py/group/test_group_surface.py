@@ -303,7 +303,7 @@ def test_async_op_accepts_any_truth_value(group):
 def test_lists_that_change_while_they_are_read(group):
     """Producers run Python code, which may change the list; calls must survive it."""
 
-    class Nasty:
+    class Clearing:
         def __dlpack__(self, **_):
             items.clear()
             gc.collect()
@@ -312,7 +312,7 @@ def test_lists_that_change_while_they_are_read(group):
         def __dlpack_device__(self):
             return 1, 0
 
-    items = [ints(1), Nasty()]
+    items = [ints(1), Clearing()]
     with pytest.raises((LookupError, ValueError)):
         group.all_reduce_coalesced(items)
 

@@ -42,9 +42,9 @@ def test_work_of_one_rank_completes_without_a_waiter(alone, count):
     assert ended.wait(10) and work.is_completed() and tensor[-1] == 2.0
 
 
-@pytest.mark.parametrize("what", ["questions", "await", "futures", "dropped"])
-def test_wait_for_a_late_rank(teams, what):
-    assert teams(2).run(cases.late_rank, what)[0] == 1
+@pytest.mark.parametrize("variant", ["questions", "await", "futures", "dropped"])
+def test_wait_for_a_late_rank(teams, variant):
+    assert teams(2).run(cases.late_rank, variant)[0] == 1
 
 
 def test_callbacks(teams):
@@ -236,11 +236,11 @@ def test_memory_stays_during_works(alone):
     def receive(memory):
         return alone.irecv(memory, 0, tag=9)
 
-    def let_arrive(work):
+    def complete(work):
         alone.send(bytes(1), 0, tag=9)
         work.wait()
 
-    check_stays(resizable_arrays(numpy), receive, let_arrive)
+    check_stays(resizable_arrays(numpy), receive, complete)
 
 
 def test_memory_stays_while_a_plan_or_a_window_has_it(alone):

@@ -55,7 +55,7 @@ def test_shapes_and_places(teams, size, case):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "case",
-    [cases.again_and_again, cases.several, cases.in_turn, cases.rejects_a_second_start, cases.dropped_while_pending,
+    [cases.again_and_again, cases.several, cases.in_call_order, cases.rejects_a_second_start, cases.dropped_while_pending,
      cases.from_another_thread, cases.closed_plan, cases.recorded, cases.kept_alive, cases.cycles],
     ids=lambda case: case.__name__,
 )

@@ -116,7 +116,7 @@ def counts():
         if number >= 3 and least["round trips"] <= ROUND_TRIPS:
             break
         row = start_once()
-        least = {what: min(row[what], least[what]) for what in row}
+        least = {label: min(row[label], least[label]) for label in row}
     return least
 
 

@@ -25,8 +25,8 @@ UNDER_WAY_MAX = 6
 PICKS = st.integers(0, 11)
 COUNTS = st.sampled_from([1, 2, 5, 700, 20000])
 SEEDS = st.integers(0, 99)
-LEAVES = st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5)
-OBJECTS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3))
+SCALARS = st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5)
+OBJECTS = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3))
 FOLDS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -45,7 +45,7 @@ class Rank:
             except Exception as error:
                 future.set_result(error)
 
-    def ask(self, call):
+    def post(self, call):
         future = Future()
         self.calls.put((future, call))
         return future
@@ -71,7 +71,7 @@ class Group:
 
     def on(self, ranks, call):
         """Run call(world, rank) on these ranks concurrently; return the results or exceptions."""
-        futures = [self.ranks[rank].ask(lambda rank=rank: call(self.worlds[rank], rank)) for rank in ranks]
+        futures = [self.ranks[rank].post(lambda rank=rank: call(self.worlds[rank], rank)) for rank in ranks]
         return [future.result(LIMIT_S) for future in futures]
 
     def everywhere(self, call):
@@ -173,7 +173,7 @@ class WorldMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for group in self.groups:
-            self.settle(group)
+            self.drain(group)
         require(self.world.everywhere(lambda world, _: world.close()))
         for rank in self.ranks:
             rank.calls.put(None)
@@ -200,15 +200,15 @@ class WorldMachine(RuleBasedStateMachine):
         for call in reversed(calls) if is_backwards else calls:
             require(group.everywhere(lambda _, rank, call=call: wait_for(*call[rank])))
 
-    def settle(self, group):
+    def drain(self, group):
         self.finish(group)
         for key in list(group.sent):
             while group.sent.get(key):
                 self.receive(group, *key)
 
-    def settle_parts(self, group):
+    def drain_parts(self, group):
         for part in self.with_parts(group)[1:]:
-            self.settle(part)
+            self.drain(part)
 
     def forget(self, group):
         for part in self.with_parts(group):
@@ -219,7 +219,7 @@ class WorldMachine(RuleBasedStateMachine):
         parts = [part for part in group.parts if part in self.groups]
         return [group, *itertools.chain.from_iterable(self.with_parts(part) for part in parts)]
 
-    def bury(self, group):
+    def close_failed(self, group):
         """Remove a failed group; all calls on it must raise."""
         self.forget(group)
         require(group.everywhere(lambda world, _: world.barrier()), dldist.DistError)
@@ -247,7 +247,7 @@ class WorldMachine(RuleBasedStateMachine):
             assert gathered == [[rank, obj] for rank in range(group.size)]
 
     @rule(pick=PICKS, seed=SEEDS, count=COUNTS)
-    def come_late(self, pick, seed, count):
+    def wait_times_out(self, pick, seed, count):
         """A wait that times out must not end the call."""
         group = self.group(pick)
         late = seed % group.size
@@ -311,7 +311,7 @@ class WorldMachine(RuleBasedStateMachine):
     def close(self, pick):
         """Close a group. It must wait for pending works, whose results are checked later."""
         group = self.groups[1 + pick % (len(self.groups) - 1)]
-        self.settle_parts(group)
+        self.drain_parts(group)
         while any(group.sent.values()):
             self.recv(self.groups.index(group), 0)
         self.forget(group)
@@ -324,8 +324,8 @@ class WorldMachine(RuleBasedStateMachine):
     def disagree(self, pick, which):
         group = self.part(pick)
         if group is not None:
-            self.settle(group)
-            self.settle_parts(group)
+            self.drain(group)
+            self.drain_parts(group)
             odd = which % group.size
             data = self.data_of(group, 4, which)
 
@@ -334,32 +334,32 @@ class WorldMachine(RuleBasedStateMachine):
                 work.wait(LIMIT_S)
 
             require(group.everywhere(call), dldist.DistMismatchError)
-            self.bury(group)
+            self.close_failed(group)
 
     @rule(pick=PICKS, which=PICKS)
-    def come_too_late(self, pick, which):
+    def call_times_out(self, pick, which):
         group = self.part(pick)
         if group is not None:
-            self.settle(group)
-            self.settle_parts(group)
+            self.drain(group)
+            self.drain_parts(group)
             late = which % group.size
             others = [rank for rank in range(group.size) if rank != late]
             x = np.ones(3, self.dtype)
             require(group.on(others, lambda world, _: world.all_reduce(x.copy(), timeout=SHORTLY_S)), dldist.DistTimeoutError)
             require(group.on([late], lambda world, _: world.all_reduce(x.copy())), dldist.DistTimeoutError)
-            self.bury(group)
+            self.close_failed(group)
 
     @rule(pick=PICKS, which=PICKS)
-    def give_up(self, pick, which):
+    def abort_part(self, pick, which):
         group = self.part(pick)
         if group is not None:
-            self.settle(group)
-            self.settle_parts(group)
+            self.drain(group)
+            self.drain_parts(group)
             quitter = which % group.size
             x = np.ones(3, self.dtype)
             require(group.on([quitter], lambda world, _: world.abort("it has had enough")))
             require(group.everywhere(lambda world, _: world.all_reduce(x.copy())), dldist.DistAbortedError)
-            self.bury(group)
+            self.close_failed(group)
 
 
 @pytest.mark.exhaustive

@@ -159,9 +159,9 @@ def test_missing_group_is_an_error():
 def test_names_of_torch():
     """Public names of torch's module and its handles' members must exist, except those listed."""
     from torch._C import _distributed_c10d as core
-    from torch.distributed import _symmetric_memory as theirs
+    from torch.distributed import _symmetric_memory as torch_module
 
-    missing = {name for name in theirs.__all__ if not hasattr(symmetric_memory, name)}
+    missing = {name for name in torch_module.__all__ if not hasattr(symmetric_memory, name)}
     assert missing == {"reduce_scatter_offset"}, "a kernel of CUDA"
     names = {name for name in dir(core._SymmetricMemory) if not name.startswith("_")}
     missing = {name for name in names if not hasattr(symmetric_memory._SymmetricMemory, name)}

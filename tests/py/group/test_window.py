@@ -30,7 +30,7 @@ def test_windows_of_process_groups(monkeypatch):
     def case(rank):
         pg = dldist.group.WORLD
         seen = []
-        pg.register_pre_hook(1, lambda told: seen.append(told.name))
+        pg.register_pre_hook(1, lambda args: seen.append(args.name))
         assert pg.supports_window and dldist._supports_window()
         x = dldist.empty(4, "int32")
         for window in (pg.new_window(x), dldist._new_window(x)):

@@ -208,9 +208,9 @@ def test_exception_in_the_block_aborts_the_other_ranks():
             return str(error), [part.is_closed for part in groups]
 
     began = time.monotonic()
-    (_, mine), (text, theirs) = on_threads(2, rank_of)
+    (_, first), (text, second) = on_threads(2, rank_of)
     assert "rank 0" in text and "LookupError" in text and "the culprit" in text
-    assert mine == theirs == [True] * 3
+    assert first == second == [True] * 3
     assert time.monotonic() - began < 5
 
 

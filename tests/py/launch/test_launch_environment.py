@@ -349,7 +349,7 @@ def test_slurm(procs, environment, tmp_path, nodes):
     for rank in range(2):
         place = (rank, 0) if nodes == 1 else (0, rank)
         own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(place[0]), "SLURM_NODEID": str(place[1])}
-        children.append(procs.start(rendezvous_workers.meet_as_launched, env=tasks | own))
+        children.append(procs.start(rendezvous_workers.meet_by_environment, env=tasks | own))
     assert [child.result() for child in children] == [[(rank, 2, 3.0)] * 2 for rank in range(2)]
     directory = tmp_path / f"dldist-{os.geteuid()}"
     assert os.listdir(directory) == [] if nodes == 1 else not directory.exists()

@@ -66,7 +66,7 @@ def test_zombie_is_kept_for_the_session(start):
     grandchild = int(process.stdout.readline())
     assert child.wait(20) and thread_state(child.pid, child.pid) == "Z"
     child.send_to_all(signal.SIGTERM)
-    poll_until(lambda: is_gone(grandchild), what="end of the child's child")
+    poll_until(lambda: is_gone(grandchild), description="end of the child's child")
 
 
 def test_send_does_not_signal_the_session(start):
@@ -75,19 +75,19 @@ def test_send_does_not_signal_the_session(start):
     assert child.send(signal.SIGTERM) and child.wait(20)
     assert not is_gone(grandchild)
     child.close()
-    poll_until(lambda: is_gone(grandchild), what="end of the child's child")
+    poll_until(lambda: is_gone(grandchild), description="end of the child's child")
 
 
 def test_end_terminates_before_it_kills(start):
-    polite, process = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
-    stubborn, other = start("trap '' TERM; echo ready; while :; do sleep 0.01; done")
+    cooperative, process = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
+    ignoring, other = start("trap '' TERM; echo ready; while :; do sleep 0.01; done")
     assert process.stdout.readline() and other.stdout.readline()
     began = time.monotonic()
-    processes.end([polite], signal.SIGTERM, 20)
-    assert polite.code == 7 and time.monotonic() - began < 10
+    processes.end([cooperative], signal.SIGTERM, 20)
+    assert cooperative.code == 7 and time.monotonic() - began < 10
     began = time.monotonic()
-    processes.end([stubborn], signal.SIGTERM, 0.5)
-    assert stubborn.code == -signal.SIGKILL and 0.5 <= time.monotonic() - began < 10
+    processes.end([ignoring], signal.SIGTERM, 0.5)
+    assert ignoring.code == -signal.SIGKILL and 0.5 <= time.monotonic() - began < 10
 
 
 def test_child_dies_with_its_parent():
@@ -98,7 +98,7 @@ def test_child_dies_with_its_parent():
         child = int(parent.stdout.readline())
         os.kill(child, 0)
         parent.communicate("x", timeout=20)
-    poll_until(lambda: is_gone(child), what="end of the child")
+    poll_until(lambda: is_gone(child), description="end of the child")
 
 
 def test_suite_handles_signals_inherited_as_ignored_or_blocked():

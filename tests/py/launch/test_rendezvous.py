@@ -32,7 +32,7 @@ def no_launcher(monkeypatch):
 
 def wait_for_descriptors(limit):
     """Wait until at most `limit` descriptors are open; earlier tests' may still be closing."""
-    poll_until(lambda: fd_count() <= limit, what=f"the number of descriptors, {fd_count()}, to be {limit} at most")
+    poll_until(lambda: fd_count() <= limit, description=f"the number of descriptors, {fd_count()}, to be {limit} at most")
 
 
 @pytest.fixture
@@ -214,8 +214,8 @@ def test_rendezvous_by_url_waits_for_missing_ranks():
 def test_only_rank_0_can_take_any_port():
     store, _, _ = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 2))
     assert store.port > 0
-    guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{store.port}", 1, 2))[0]
-    guest.set("key", "v")
+    rank_1 = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{store.port}", 1, 2))[0]
+    rank_1.set("key", "v")
     assert store.get("key") == b"v"
     with pytest.raises(ValueError, match="the other ranks cannot learn the port"):
         meet(f"tcp://{LOOPBACK}:0", 0, 2)
@@ -399,8 +399,8 @@ def test_port_range_skips_another_job(taken_range):
     _, ports = taken_range
     one, other = (next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job={job}", 0, 2))[0] for job in "ab")
     assert one.port != other.port
-    guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=b", 1, 2))[0]
-    assert guest.port == other.port
+    rank_1 = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=b", 1, 2))[0]
+    assert rank_1.port == other.port
     with pytest.raises(dldist.DistNetworkError, match=f"no free port on {LOOPBACK} in {ports}"):
         next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=c", 0, 2))
     with pytest.raises(dldist.DistNetworkTimeoutError, match=f"rank 1 found no server of job 'c' at {LOOPBACK}, ports {ports}"):
@@ -522,8 +522,8 @@ def test_missing_rank_0_is_named_with_the_joined_ranks(ranks):
         return str(caught.value)
 
     texts = [text for text in ranks(member, 4) if text]
-    who = f"{os.uname().nodename}, pid {os.getpid()}"
-    assert any(f"2 of 4 have joined: 1 ({who}), 3 ({who}); missing: 0, 2" in text for text in texts)
+    process = f"{os.uname().nodename}, pid {os.getpid()}"
+    assert any(f"2 of 4 have joined: 1 ({process}), 3 ({process}); missing: 0, 2" in text for text in texts)
 
 
 def test_missing_rank_is_named(procs, port):
@@ -549,15 +549,15 @@ def test_missing_rank_0_is_named(port):
 
 def test_rank_0_waits_at_exit_for_ranks_that_have_not_finished(port):
     host = meet(f"tcp://{LOOPBACK}:{port}", 0, 2, timeout=20)
-    guest = meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=20)
+    rank_1 = meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=20)
     closing = threading.Thread(target=host.close)
     closing.start()
     closing.join(0.3)  # longer than it takes to detect that no rank waits
     assert closing.is_alive()
-    guest.mark_connected()
+    rank_1.mark_connected()
     closing.join(2)
     assert not closing.is_alive()
-    guest.close()
+    rank_1.close()
     host.close()
     assert host.store is None
 
@@ -568,16 +568,16 @@ def test_rank_0_waits_at_exit_only_for_joined_ranks_and_with_a_limit(port):
     meet(url, 0, 2, timeout=20).close()
     assert time.monotonic() - began < under_load(2)
     host = meet(url, 0, 2, timeout=20)
-    guest = meet(url, 1, 2, timeout=20)
+    rank_1 = meet(url, 1, 2, timeout=20)
     host.close(linger=0.5)
     assert time.monotonic() - began < under_load(4)
-    guest.close()
+    rank_1.close()
 
 
 def test_rank_0_does_not_wait_for_ranks_of_a_world_of_another_size(port):
     url = f"tcp://{LOOPBACK}:{port}"
-    host, guest = meet(url, 0, 3, timeout=20), meet(url, 1, 2, timeout=20)
-    guest.close()
+    host, rank_1 = meet(url, 0, 3, timeout=20), meet(url, 1, 2, timeout=20)
+    rank_1.close()
     began = time.monotonic()
     host.close(linger=20)
     assert time.monotonic() - began < 5
@@ -588,8 +588,8 @@ def test_rank_0_does_not_wait_for_ranks_of_a_world_of_another_size(port):
 
 def test_rank_that_joins_before_the_old_server_closes_finds_the_new_one(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
-    host, guest = meet(url, 0, 2, timeout=20), meet(url, 1, 2, timeout=20)
-    guest.close()
+    host, rank_1 = meet(url, 0, 2, timeout=20), meet(url, 1, 2, timeout=20)
+    rank_1.close()
     again = concurrent.futures.ThreadPoolExecutor(1).submit(meet, url, 1, 2, timeout=20)
     key = "dldist/open/default_pg/here/1"
     while not host._raw.try_get(key):  # the guest waits in the server that is about to close
@@ -597,10 +597,10 @@ def test_rank_that_joins_before_the_old_server_closes_finds_the_new_one(procs, p
     host.close()
     assert not again.done()
     host = meet(url, 0, 2, timeout=20)
-    guest = again.result(20)
-    guest.store.set("key", "v")
+    rank_1 = again.result(20)
+    rank_1.store.set("key", "v")
     assert host.store.get("key") == b"v"
-    guest.close()
+    rank_1.close()
     host.close()
 
 
@@ -611,10 +611,10 @@ def test_early_rank_knows_the_process_that_serves_the_store():
     coming = concurrent.futures.ThreadPoolExecutor(1).submit(meet, f"tcp://{LOOPBACK}:{server.port}", 1, 2, timeout=20)
     poll_until(lambda: server.try_get("dldist/open/default_pg/rank/1"))
     server.set("dldist/open/default_pg/1", "4711 node-a")
-    guest = coming.result(20)
+    rank_1 = coming.result(20)
     server = None
-    with pytest.raises(dldist.DistPeerLostError, match=r"lost rank 0 \(node-a, pid 4711\), which served the store"), guest:
-        guest.store.get("key")
+    with pytest.raises(dldist.DistPeerLostError, match=r"lost rank 0 \(node-a, pid 4711\), which served the store"), rank_1:
+        rank_1.store.get("key")
 
 
 @pytest.mark.deadline(60)

@@ -204,8 +204,8 @@ def test_rank_with_a_wrong_secret_is_named_on_waiting_ranks(procs, port, secret)
     assert "DistAuthError" in refused.recv()["kinds"]
     outcome = waiting.recv()
     assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1
-    who = f"{group_team.host_name()} (pid {refused.pid})"
-    assert outcome["text"].endswith(f"missing: 1; the store refused clients without its secret: {who} (timeout)"), outcome["text"]
+    refused_process = f"{group_team.host_name()} (pid {refused.pid})"
+    assert outcome["text"].endswith(f"missing: 1; the store refused clients without its secret: {refused_process} (timeout)"), outcome["text"]
     waiting.send(None)
     waiting.result()
-    assert f"waits for other ranks; the store refused clients without its secret: {who}" in waiting.stderr_text()
+    assert f"waits for other ranks; the store refused clients without its secret: {refused_process}" in waiting.stderr_text()

@@ -278,7 +278,7 @@ class TestEnding:
         assert code == 128 + number
         assert time.monotonic() - began >= 1
         assert f"dlrun: ended by {number.name}" in err
-        procs_module.poll_until(lambda: all(map(is_gone, pids)), what="end of ranks and their children")
+        procs_module.poll_until(lambda: all(map(is_gone, pids)), description="end of ranks and their children")
 
     def test_second_ctrl_c_does_not_wait(self):
         process, pids = self.start_lives()
@@ -287,7 +287,7 @@ class TestEnding:
         procs_module.poll_until(lambda: process.poll() is not None or not process.send_signal(signal.SIGINT) and False)
         assert time.monotonic() - began < launch_options.GRACE_S / 2
         finish(process)
-        procs_module.poll_until(lambda: all(map(is_gone, pids)), what="end of ranks and their children")
+        procs_module.poll_until(lambda: all(map(is_gone, pids)), description="end of ranks and their children")
 
     def test_ctrl_c_twice_ends_the_wait_after_a_failure(self):
         process = start("--nproc-per-node", 2, program("fails.py"), "ignoring")
@@ -351,7 +351,7 @@ class TestEnding:
     def test_ranks_die_with_a_launcher_that_is_killed(self):
         process, pids = self.start_lives()
         process.kill()
-        procs_module.poll_until(lambda: all(is_gone(pid) for pid in pids[::2]), what="end of the ranks")
+        procs_module.poll_until(lambda: all(is_gone(pid) for pid in pids[::2]), description="end of the ranks")
         for pid in pids[1::2]:  # a rank's children are unreachable then
             os.kill(pid, signal.SIGKILL)
         finish(process)

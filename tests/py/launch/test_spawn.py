@@ -154,7 +154,7 @@ def test_processes_end_with_their_parent(number):
         process.kill()
     assert process.returncode == -number
     procs_module.poll_until(
-        lambda: all(procs_module.thread_state(pid, pid) in (None, "Z") for pid in pids), what="end of the processes"
+        lambda: all(procs_module.thread_state(pid, pid) in (None, "Z") for pid in pids), description="end of the processes"
     )
 
 

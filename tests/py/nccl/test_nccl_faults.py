@@ -136,9 +136,9 @@ def test_killed_rank_is_reported(children, tmp_path):
     command = [sys.executable, "-m", "dldist.trace", "-p", "dump_", str(tmp_path)]
     read = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert read.returncode == 1 and read.stderr == "", read
-    said = " ".join(read.stdout.split())
-    assert "Rank 3 has left no dump" in said and 'All_reduce #2 of group "killed" is not completed' in said, read.stdout
-    assert "timed out after 1 s" in said and "nccl_fault_workers.py:" in said, read.stdout
+    analysis = " ".join(read.stdout.split())
+    assert "Rank 3 has left no dump" in analysis and 'All_reduce #2 of group "killed" is not completed' in analysis, read.stdout
+    assert "timed out after 1 s" in analysis and "nccl_fault_workers.py:" in analysis, read.stdout
 
 
 def test_different_versions_are_an_error(children, tmp_path):

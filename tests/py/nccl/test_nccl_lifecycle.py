@@ -88,8 +88,8 @@ def test_names_of_the_process_group(tmp_path):
 )
 def test_nonblocking_communicators(tmp_path, option, setting, blocks):
     env = {"BLOCKING": option, "DLDIST_NCCL_NONBLOCKING": setting}
-    for said, left in run("estimates_if_blocking", 2, tmp_path, env=env)[0]:
-        assert said == 1.0 if blocks else "estimates need a blocking communicator" in said, said
+    for estimate, left in run("estimates_if_blocking", 2, tmp_path, env=env)[0]:
+        assert estimate == 1.0 if blocks else "estimates need a blocking communicator" in estimate, estimate
         assert left == NOTHING
 
 

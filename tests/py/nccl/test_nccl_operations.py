@@ -46,10 +46,10 @@ def test_case_of_group_workers(teams, size, case):
     teams(size).run(case)
 
 
-@pytest.mark.parametrize("what", ["questions", "await", "futures", "callbacks"])
-def test_wait_for_a_late_rank(teams, what):
-    seen = teams(2).run(cases.late_rank, what)[0]
-    assert seen == ([(True, "dldist-completion", 1, True), True] if what == "callbacks" else 1)
+@pytest.mark.parametrize("variant", ["questions", "await", "futures", "callbacks"])
+def test_wait_for_a_late_rank(teams, variant):
+    seen = teams(2).run(cases.late_rank, variant)[0]
+    assert seen == ([(True, "dldist-completion", 1, True), True] if variant == "callbacks" else 1)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -32,16 +32,16 @@ def test_all_ranks_encrypt_with_one_key(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, who, setting",
+    "name, rank_pattern, setting",
     [
         ("encrypts_on_some", r"rank 1 \(.*\) does not encrypt", "DLDIST_NCCL_ENCRYPTION"),
         ("encrypts_with_another_secret", r"rank 1 \(.*\) encrypts with another key", "DLDIST_SECRET"),
     ],
 )
-def test_ranks_that_disagree_on_encryption(tmp_path, monkeypatch, name, who, setting):
+def test_ranks_that_disagree_on_encryption(tmp_path, monkeypatch, name, rank_pattern, setting):
     monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
     for text in run(name, tmp_path, env=ENCRYPTED):
-        assert re.search(rf"rank 0 \(.*\) encrypts NCCL's connections, and {who}.*{setting}\?", text), text
+        assert re.search(rf"rank 0 \(.*\) encrypts NCCL's connections, and {rank_pattern}.*{setting}\?", text), text
 
 
 WHY_NOT = """

@@ -127,8 +127,8 @@ def test_analyser_reads_dumps(tmp_path, has_puts):
 def test_torch_rejects_dumps_with_puts(tmp_path):
     """torch does not know puts, so it must reject a dump that has them."""
     dumps_of(tmp_path / "without", has_puts=False)
-    (theirs,) = trace_torch.verdicts([tmp_path / "without" / "dumps"])
-    assert theirs["state"] == "FULLY_MATCHED", theirs
+    (torch_verdict,) = trace_torch.verdicts([tmp_path / "without" / "dumps"])
+    assert torch_verdict["state"] == "FULLY_MATCHED", torch_verdict
     dumps_of(tmp_path / "with", has_puts=True)
     with pytest.raises(AssertionError, match="put .*is not a supported operation"):
         trace_torch.verdicts([tmp_path / "with" / "dumps"])

@@ -114,9 +114,9 @@ def test_groups_use_the_secret_of_their_store(procs, hosts):
 
 @needs_hosts
 def test_log_has_the_cipher_once(procs, hosts):
-    for told in run_ranks(procs, hosts, "log", [environment()] * 2):
-        assert len(told) == 1
-        assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by OpenSSL ", told[0]), told
+    for records in run_ranks(procs, hosts, "log", [environment()] * 2):
+        assert len(records) == 1
+        assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by OpenSSL ", records[0]), records
 
 
 @needs_hosts

@@ -95,10 +95,10 @@ def name(layout):
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name)
 def test_every_collective(team, layout, algorithm):
-    ours = team(layout, "every_collective", env={"DLDIST_ALGORITHM": algorithm})
-    for rank, members in enumerate(ours.results(80)):
-        assert [host for host, _, _ in members] == [ours.hosts.name(host) for host in layout]
-        assert [pid for _, pid, _ in members] == [child.pid for child in ours.children]
+    ranks_team = team(layout, "every_collective", env={"DLDIST_ALGORITHM": algorithm})
+    for rank, members in enumerate(ranks_team.results(80)):
+        assert [host for host, _, _ in members] == [ranks_team.hosts.name(host) for host in layout]
+        assert [pid for _, pid, _ in members] == [child.pid for child in ranks_team.children]
         for other, (_, _, transport) in enumerate(members):
             if other == rank:
                 assert transport == "self"
@@ -176,8 +176,8 @@ def expected_sum(code, count, order):
     ],
 )
 def test_order_of_floats(team, layout, algorithm, order):
-    ours = team(layout, "float_bits", FLOAT_COUNTS, ["f", "d", "bf16"], env={"DLDIST_ALGORITHM": algorithm})
-    results = ours.results(60)
+    ranks_team = team(layout, "float_bits", FLOAT_COUNTS, ["f", "d", "bf16"], env={"DLDIST_ALGORITHM": algorithm})
+    results = ranks_team.results(60)
     assert all(result == results[0] for result in results)
     for (code, count), got in results[0].items():
         assert got == expected_sum(code, count, order), f"{count} {code}"
@@ -189,8 +189,8 @@ def test_order_of_floats(team, layout, algorithm, order):
 def test_bits_are_the_same_on_all_ranks(team, algorithm):
     env = {"DLDIST_ALGORITHM": f"flat,{algorithm},reduce=direct"}
     # reduce and all_reduce differ here, so only results that all ranks have are compared.
-    ours = team((0, 1, 2), "float_bits_of_all_reduce", FLOAT_COUNTS, ["f", "bf16"], env=env)
-    results = ours.results(50)
+    ranks_team = team((0, 1, 2), "float_bits_of_all_reduce", FLOAT_COUNTS, ["f", "bf16"], env=env)
+    results = ranks_team.results(50)
     assert all(result == results[0] for result in results)
 
 
@@ -203,14 +203,14 @@ def test_bits_are_the_same_on_all_ranks(team, algorithm):
 def test_every_byte_is_sent_once(team, layout):
     """Between two hosts, an all_reduce must move the array once in each direction."""
     count, times = 1_000_000, 4
-    ours = team(layout, "all_reduce_nbytes", count, times)
-    ours.recv()
-    before = [ours.hosts.sent_bytes(host) for host in range(2)]
-    ours.send()
-    ours.recv()
-    after = [ours.hosts.sent_bytes(host) for host in range(2)]
-    ours.send()
-    ours.results()
+    ranks_team = team(layout, "all_reduce_nbytes", count, times)
+    ranks_team.recv()
+    before = [ranks_team.hosts.sent_bytes(host) for host in range(2)]
+    ranks_team.send()
+    ranks_team.recv()
+    after = [ranks_team.hosts.sent_bytes(host) for host in range(2)]
+    ranks_team.send()
+    ranks_team.results()
     for host in range(2):
         share = (after[host] - before[host]) / (4 * count * times)
         assert 1.0 <= share < 1.06, f"host {host} sent {share:.3f} times the array"
@@ -229,12 +229,12 @@ def test_interfaces_by_name(procs, hosts):
 
 def test_unknown_interface_error_lists_the_interfaces(procs, hosts):
     env = [{}, {"DLDIST_SOCKET_IFNAME": "eth7"}]
-    ours = Team(procs, hosts(2), (0, 1), "listening", env=env, connect_timeout=3)
+    ranks_team = Team(procs, hosts(2), (0, 1), "listening", env=env, connect_timeout=3)
     with pytest.raises(AssertionError, match="eth7") as failure:
-        ours.children[1].result()
+        ranks_team.children[1].result()
     assert "veth0" in str(failure.value)
     with pytest.raises(AssertionError, match="DistTimeoutError: .*missing: 1"):
-        ours.children[0].result()
+        ranks_team.children[0].result()
 
 
 def test_unconnected_interface_is_an_error_before_the_deadline(procs, hosts):
@@ -242,9 +242,9 @@ def test_unconnected_interface_is_an_error_before_the_deadline(procs, hosts):
     for host in range(2):
         two.add_interface(host, "aaa0", f"10.213.{host}.1/24")
     began = time.monotonic()
-    ours = Team(procs, two, (0, 1), "listening", env={"DLDIST_SOCKET_IFNAME": "aaa0"}, timeout=3, connect_timeout=3)
+    ranks_team = Team(procs, two, (0, 1), "listening", env={"DLDIST_SOCKET_IFNAME": "aaa0"}, timeout=3, connect_timeout=3)
     texts = []
-    for child in ours.children:
+    for child in ranks_team.children:
         with pytest.raises(AssertionError) as failure:
             child.result()
         texts.append(str(failure.value))
@@ -254,9 +254,9 @@ def test_unconnected_interface_is_an_error_before_the_deadline(procs, hosts):
 
 @pytest.mark.deadline(60)
 def test_range_of_ports(team):
-    ours = team((0, 1, 1, 0), "listening", env={"DLDIST_PORT_RANGE": "40100-40109"})
-    for found, _members in ours.results():
-        ports = [port for _, port in found if port != ours.port]
+    ranks_team = team((0, 1, 1, 0), "listening", env={"DLDIST_PORT_RANGE": "40100-40109"})
+    for found, _members in ranks_team.results():
+        ports = [port for _, port in found if port != ranks_team.port]
         assert ports and all(40100 <= port <= 40109 for port in ports)
 
 
@@ -268,31 +268,31 @@ def test_range_of_ports(team):
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
 def test_cut_cable_times_out_and_names_the_missing_ranks(team, layout, algorithm):
-    ours = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
-    ours.recv()
-    ours.recv()  # the operations are running
-    ours.hosts.cut(1)
+    ranks_team = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
+    ranks_team.recv()
+    ranks_team.recv()  # the operations are running
+    ranks_team.hosts.cut(1)
     cut_at = time.monotonic()
-    for rank, result in enumerate(ours.results()):
+    for rank, result in enumerate(ranks_team.results()):
         assert result["calls"] > 1
         for error in (result["first"], result["other"], result["again"]):
             assert error is not None
             assert error["kind"] == "DistTimeoutError", error
-            assert error["rank"] in ours.others_of(rank), error
+            assert error["rank"] in ranks_team.others_of(rank), error
         assert 1.0 < result["first"]["at"] - cut_at < 5.0
-        assert ours.hosts.name(1 - layout[rank]) in result["first"]["text"]
-        for other in ours.others_of(rank):
+        assert ranks_team.hosts.name(1 - layout[rank]) in result["first"]["text"]
+        for other in ranks_team.others_of(rank):
             assert f"{other}" in result["first"]["text"]
 
 
-def check_blames_path(ours, error, near, far):
+def check_blames_path(ranks_team, error, near, far):
     """Check the error of a transfer between the ranks `near` and `far` that lost large packets."""
     assert error["kind"] == "DistTimeoutError", error
     assert error["rank"] in (near, far), error
     assert "which have not arrived" in error["text"] and "MTU" in error["text"], error
     for rank in (near, far):
-        assert ours.hosts.address(ours.layout[rank]) in error["text"], error
-        assert f"rank {rank} ({ours.hosts.name(ours.layout[rank])}, pid " in error["text"], error
+        assert ranks_team.hosts.address(ranks_team.layout[rank]) in error["text"], error
+        assert f"rank {rank} ({ranks_team.hosts.name(ranks_team.layout[rank])}, pid " in error["text"], error
 
 
 @pytest.mark.exhaustive(every=2)
@@ -301,14 +301,14 @@ def check_blames_path(ours, error, near, far):
 def test_path_that_drops_large_packets_is_named_with_both_ends(procs, hosts, layout):
     two = hosts(2)
     two.swallow_large(1)
-    ours = Team(procs, two, layout, "all_reduce_until_error", 4.0)
-    ours.recv()
+    ranks_team = Team(procs, two, layout, "all_reduce_until_error", 4.0)
+    ranks_team.recv()
     last = len(layout) - 1
-    errors = [result["first"] for result in ours.results()]
+    errors = [result["first"] for result in ranks_team.results()]
     for rank, error in enumerate(errors):
         assert error["rank"] != rank and error["rank"] in (0, last), error
         if "MTU" in error["text"] or 0 < rank < last:
-            check_blames_path(ours, error, 0, last)
+            check_blames_path(ranks_team, error, 0, last)
         else:
             # This rank has no pending operation and receives nothing: the peer's messages are lost.
             assert f"{error['rank']} (" in error["text"] and "does not answer" in error["text"], error
@@ -324,10 +324,10 @@ def test_path_between_other_ranks_that_drops_large_packets_is_named(procs, hosts
     three.swallow_large(2)
     three.send_small(0, 1)
     three.send_small(0, 2)
-    ours = Team(procs, three, (0, 1, 2), "all_reduce_until_error", 4.0, env=env)
-    ours.recv()
-    for rank, result in enumerate(ours.results()):
-        check_blames_path(ours, result["first"], 1, 2)
+    ranks_team = Team(procs, three, (0, 1, 2), "all_reduce_until_error", 4.0, env=env)
+    ranks_team.recv()
+    for rank, result in enumerate(ranks_team.results()):
+        check_blames_path(ranks_team, result["first"], 1, 2)
         assert result["first"]["rank"] != rank
 
 
@@ -335,37 +335,37 @@ def test_path_between_other_ranks_that_drops_large_packets_is_named(procs, hosts
 def test_lost_large_message(procs, hosts):
     two = hosts(2)
     two.swallow_large(1)
-    ours = Team(procs, two, (0, 1), "large_message", 1_000_000, 3.0)
-    sender, receiver = ours.results()
-    check_blames_path(ours, sender, 0, 1)
+    ranks_team = Team(procs, two, (0, 1), "large_message", 1_000_000, 3.0)
+    sender, receiver = ranks_team.results()
+    check_blames_path(ranks_team, sender, 0, 1)
     assert sender["rank"] == 1 and receiver["rank"] == 0
     assert "; 0 of 1000000 bytes have arrived" in receiver["text"], receiver
 
 
 @pytest.mark.deadline(60)
 def test_downed_interface(team):
-    ours = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
-    ours.recv()
-    ours.recv()
-    ours.hosts.unplug(1)
-    for rank, result in enumerate(ours.results()):
+    ranks_team = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
+    ranks_team.recv()
+    ranks_team.recv()
+    ranks_team.hosts.set_down(1)
+    for rank, result in enumerate(ranks_team.results()):
         error = result["first"]
         assert error["kind"] in ("DistTimeoutError", "DistPeerLostError"), error
-        assert error["rank"] in ours.others_of(rank)
+        assert error["rank"] in ranks_team.others_of(rank)
 
 
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 def test_cable_that_is_restored_before_the_deadline(team, seconds):
-    ours = team(TWO_BY_TWO, "call_during_cut", 20.0)
-    ours.recv()
-    ours.hosts.cut(0)
-    ours.send()
-    ours.recv()
+    ranks_team = team(TWO_BY_TWO, "call_during_cut", 20.0)
+    ranks_team.recv()
+    ranks_team.hosts.cut(0)
+    ranks_team.send()
+    ranks_team.recv()
     time.sleep(seconds)
-    ours.hosts.mend(0)
-    for error, took in ours.results():
+    ranks_team.hosts.restore_switch(0)
+    for error, took in ranks_team.results():
         assert error is None, error
         assert took > seconds
 
@@ -375,30 +375,30 @@ def test_cable_that_is_restored_before_the_deadline(team, seconds):
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 2)], ids=name)
 def test_killed_process_on_another_host(team, layout, algorithm):
-    ours = team(layout, "all_reduce_until_error", 15.0, env={"DLDIST_ALGORITHM": algorithm})
-    pid = ours.recv()[-1]["pid"]
-    ours.recv()
+    ranks_team = team(layout, "all_reduce_until_error", 15.0, env={"DLDIST_ALGORITHM": algorithm})
+    pid = ranks_team.recv()[-1]["pid"]
+    ranks_team.recv()
     victim = len(layout) - 1
     killed_at = time.monotonic()
-    ours.children[victim].kill()
-    for child in ours.children[:-1]:
+    ranks_team.children[victim].kill()
+    for child in ranks_team.children[:-1]:
         result = child.result()
         for error in (result["first"], result["other"], result["again"]):
             assert error["kind"] == "DistPeerLostError", error
-            assert (error["rank"], error["host"], error["pid"]) == (victim, ours.hosts.name(layout[victim]), pid)
+            assert (error["rank"], error["host"], error["pid"]) == (victim, ranks_team.hosts.name(layout[victim]), pid)
         assert result["first"]["at"] - killed_at < procs_module.under_load(3)
         assert result["other"]["at"] - killed_at < procs_module.under_load(3)
 
 
 @pytest.mark.deadline(60)
 def test_death_while_all_are_idle(team):
-    ours = team(TWO_BY_TWO, "idle_then_barrier", 15.0)
-    pid = ours.recv()[3]["pid"]
-    ours.children[3].kill()
+    ranks_team = team(TWO_BY_TWO, "idle_then_barrier", 15.0)
+    pid = ranks_team.recv()[3]["pid"]
+    ranks_team.children[3].kill()
     time.sleep(1.0)
-    for child in ours.children[:3]:
+    for child in ranks_team.children[:3]:
         child.send("go")
-    for child in ours.children[:3]:
+    for child in ranks_team.children[:3]:
         error = child.result()
         assert error["kind"] == "DistPeerLostError", error
         assert (error["rank"], error["host"], error["pid"]) == (3, "host1", pid)
@@ -409,26 +409,26 @@ def test_death_while_all_are_idle(team):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2, 3, 4), (0, 0, 1)], ids=name)
 def test_death_before_the_first_message(team, layout):
-    ours = team(layout, "message_to_the_last", 15.0)
-    pid = ours.recv()[-1]["pid"]
-    ours.children[-1].kill()
+    ranks_team = team(layout, "message_to_the_last", 15.0)
+    pid = ranks_team.recv()[-1]["pid"]
+    ranks_team.children[-1].kill()
     time.sleep(1.0)
-    for child in ours.children[:-1]:
+    for child in ranks_team.children[:-1]:
         child.send("go")
-    for child in ours.children[:-1]:
+    for child in ranks_team.children[:-1]:
         error = child.result()
         assert error["kind"] == "DistPeerLostError", error
-        assert (error["rank"], error["host"], error["pid"]) == (len(layout) - 1, ours.hosts.name(layout[-1]), pid)
+        assert (error["rank"], error["host"], error["pid"]) == (len(layout) - 1, ranks_team.hosts.name(layout[-1]), pid)
         assert error["took"] < procs_module.under_load(3)
 
 
 @pytest.mark.deadline(60)
 def test_monitored_barrier_names_the_unreachable_ranks(team):
-    ours = team(TWO_BY_TWO, "monitored_barrier_error", 2.0)
-    ours.recv()
-    ours.hosts.cut(1)
-    ours.send()
-    errors = ours.results()
+    ranks_team = team(TWO_BY_TWO, "monitored_barrier_error", 2.0)
+    ranks_team.recv()
+    ranks_team.hosts.cut(1)
+    ranks_team.send()
+    errors = ranks_team.results()
     assert errors[0]["kind"] == "DistTimeoutError", errors[0]
     assert errors[0]["rank"] == 2
     assert "2" in errors[0]["text"] and "3" in errors[0]["text"]
@@ -456,11 +456,11 @@ def test_windows(team):
 
 def test_dead_peer_on_another_host_is_an_error(team):
     """A rank that waits for the peer's signal must get an error within a second."""
-    ours = team((0, 1), "wait_for_the_dead")
-    assert ours.recv() == ["ready"] * 2
+    ranks_team = team((0, 1), "wait_for_the_dead")
+    assert ranks_team.recv() == ["ready"] * 2
     time.sleep(0.1)
     killed = time.monotonic()
-    ours.children[1].process.kill()
-    failure = ours.children[0].recv()
+    ranks_team.children[1].process.kill()
+    failure = ranks_team.children[0].recv()
     assert failure["kind"] == "DistPeerLostError" and failure["rank"] == 1
     assert failure["at"] - killed < procs_module.under_load(3)

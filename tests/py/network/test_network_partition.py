@@ -20,7 +20,7 @@ CUT_S = float(os.environ.get("DLDIST_TEST_CUT_S", "6"))
 def run_partition(procs, hosts, layout, way, front, hold, env, cut_s=CUT_S):
     address = hosts.address(0)
     children = [
-        hosts.start(procs, host, network_partition_workers.heal, front, hold, rank, len(layout), address, env=env)
+        hosts.start(procs, host, network_partition_workers.survive_partition, front, hold, rank, len(layout), address, env=env)
         for rank, host in enumerate(layout)
     ]
     port = children[0].recv(60)
@@ -28,9 +28,9 @@ def run_partition(procs, hosts, layout, way, front, hold, env, cut_s=CUT_S):
         child.send(port)
     for child in children:
         assert child.recv(40) == "works"
-    hosts.cut(1) if way == "cut" else hosts.unplug(1)
+    hosts.cut(1) if way == "cut" else hosts.set_down(1)
     time.sleep(cut_s)
-    hosts.mend(1) if way == "cut" else hosts.plug(1)
+    hosts.restore_switch(1) if way == "cut" else hosts.set_up(1)
     errors = [child.recv(40) for child in children]
     for child in children:
         child.send("mended")

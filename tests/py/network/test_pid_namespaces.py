@@ -13,7 +13,7 @@ import host_workers
 import procs as procs_module
 import pytest
 
-APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
+NEW_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
 # Use up this many process ids, and then run the rest of the command.
 AFTER = ["sh", "-c", 'n=$1; shift; while [ "$n" -gt 0 ]; do true & wait; n=$((n - 1)); done; "$@"; exit $?', "sh"]
 # Ranks 1 and 2 have the same pid.
@@ -22,7 +22,7 @@ NUMBERS_USED = (0, 100, 100)
 
 def why_impossible():
     try:
-        done = subprocess.run([*APART, "true"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([*NEW_PID_NAMESPACE, "true"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stderr.strip() or str(done.returncode) if done.returncode != 0 else None
@@ -37,7 +37,7 @@ ADDRESS = "127.0.0.1"
 def start(procs, rank, has_shm):
     env = {"DLDIST_SHM": "1" if has_shm else "0"}
     options = {"timeout": 20, "connect_timeout": 20}
-    prefix = [*APART, *AFTER, str(NUMBERS_USED[rank])]
+    prefix = [*NEW_PID_NAMESPACE, *AFTER, str(NUMBERS_USED[rank])]
     return procs.start(host_workers.start, "run_sample_of_cases", rank, SIZE, ADDRESS, (), options, env=env, prefix=prefix)
 
 

@@ -21,8 +21,8 @@ MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE
 def test_store_serves_its_clients_during_a_flood(procs, words):
     server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
     port = server.recv()
-    strangers = procs.start(unauthenticated_peers_workers.flood, [port], 1300, words)
-    strangers.recv()
+    flooder = procs.start(unauthenticated_peers_workers.flood, [port], 1300, words)
+    flooder.recv()
     for i in range(5):
         server.send(200)
         assert server.recv() <= 1024
@@ -33,8 +33,8 @@ def test_store_serves_its_clients_during_a_flood(procs, words):
         assert time.monotonic() - start < under_load(3), "a second, with room for a machine that is busy"
     server.send(None)
     server.result()
-    strangers.send("stop")
-    assert strangers.result() >= 1300
+    flooder.send("stop")
+    assert flooder.result() >= 1300
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -52,14 +52,14 @@ def test_unix_socket_of_a_store_is_only_for_its_user(procs):
 def test_unix_socket_of_another_user_receives_nothing(procs):
     with socket.create_server((LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
-        stranger = procs.start(unauthenticated_peers_workers.listen_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
-        stranger.recv()
+        peer = procs.start(unauthenticated_peers_workers.listen_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
+        peer.recv()
         timeout = timedelta(seconds=20)
         store = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
     store.set("key", b"value")
     assert dldist.TCPStore(LOOPBACK, port, timeout=timeout).get("key") == b"value"
-    stranger.send("stop")
-    assert stranger.result() == b""
+    peer.send("stop")
+    assert peer.result() == b""
 
 
 @pytest.mark.deadline(120)
@@ -72,8 +72,8 @@ def test_ranks_meet_during_a_flood_of_data_ports(procs):
         ranks[rank].send(("first", rank, 2, True))
     ports = [number for rank in (0, 1) for _, number in ranks[rank].recv()[1]]
     assert len(ports) >= 2
-    strangers = procs.start(unauthenticated_peers_workers.flood, ports, 500, b"DDlh")
-    strangers.recv()
+    flooder = procs.start(unauthenticated_peers_workers.flood, ports, 500, b"DDlh")
+    flooder.recv()
     for rank in range(3):
         ranks[rank].send(("second", rank, 3, True))
     for rank in range(3):

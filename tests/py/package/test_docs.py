@@ -58,10 +58,10 @@ class Block:
 
     def ranks(self):
         """Return the number of ranks, 0 if the block is not run, and the program."""
-        verb, what = self.marker or (None, "")
+        verb, arguments = self.marker or (None, "")
         if verb == "run":
-            found = RUN.fullmatch(what)
-            assert found, f"{self}: no idea what {what!r} means"
+            found = RUN.fullmatch(arguments)
+            assert found, f"{self}: no idea what {arguments!r} means"
             return int(found[1]), (self.first.text + "\n\n" if found[2] else "") + self.text
         assert verb is None, f"{self}: a block of Python is no output"
         return (0 if NOT_RUN.match(self.text) else 1), self.text

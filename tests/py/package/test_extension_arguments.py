@@ -231,14 +231,14 @@ def test_import_may_reenter_the_importing_function():
 
             def find_spec(self, name, path=None, target=None):
                 if name in self.wants:
-                    told.append((name, str(self.wants.pop(name)())))
+                    found.append((name, str(self.wants.pop(name)())))
 
-        told, store = [], dldist.HashStore()
+        found, store = [], dldist.HashStore()
         sys.modules.pop("dldist._base.settings", None)
         sys.modules.pop("datetime", None)
         sys.meta_path.insert(0, Finder())
-        told += [("timeout", str(store.timeout)), ("capacity", str(_core._recorder_capacity()))]
-        print(*(" ".join(each) for each in told), sep="\\n")
+        found += [("timeout", str(store.timeout)), ("capacity", str(_core._recorder_capacity()))]
+        print(*(" ".join(each) for each in found), sep="\\n")
         print(type(store.timeout) is sys.modules["datetime"].timedelta)
         """
     ) == ["datetime 0:05:00", "dldist._base.settings 2000", "timeout 0:05:00", "capacity 2000", "True"]

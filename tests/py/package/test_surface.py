@@ -92,10 +92,10 @@ def test_methods(kind):
 def test_names_of_torch(kind):
     import torch.distributed
 
-    theirs = getattr(torch.distributed, kind)
+    torch_class = getattr(torch.distributed, kind)
     missing = [
         name
-        for name in dir(theirs)
+        for name in dir(torch_class)
         if not (name.startswith("__") and name.endswith("__"))
         and name not in NOT_IN_DLDIST
         and not hasattr(getattr(dldist, kind), name)
@@ -122,8 +122,8 @@ def test_tcp_store_signature():
         "max_value_bytes",
     ]
     by_name = {p.name: p for p in parameters(dldist.TCPStore)}
-    ours = ("secret", "max_key_bytes", "max_value_bytes")
-    assert all(by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ours)
+    own = ("secret", "max_key_bytes", "max_value_bytes")
+    assert all(by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in own)
     defaults = {name: by_name[name].default for name in names if name not in ("host_name", "port", "timeout")}
     assert defaults == {
         "world_size": None,
@@ -267,11 +267,11 @@ def test_exceptions_can_be_pickled():
         spawn.ProcessRaisedException: ("text", 1, 2),
         spawn.ProcessExitedException: ("text", 1, 2, -9, "SIGKILL"),
     }
-    ours = [kind for kind in _kinds_of(dldist.DistError) if kind.__module__.startswith("dldist")]
-    assert {dldist.DistArgumentError, dldist.DistTypeError, spawn.ProcessExitedException} < set(ours)
+    own = [kind for kind in _kinds_of(dldist.DistError) if kind.__module__.startswith("dldist")]
+    assert {dldist.DistArgumentError, dldist.DistTypeError, spawn.ProcessExitedException} < set(own)
     assert all(getattr(dldist, kind.__name__) is kind for kind in arguments)
-    assert all(getattr(dldist, kind.__name__) is kind for kind in ours if kind.__module__ == "dldist")
-    for kind in ours:
+    assert all(getattr(dldist, kind.__name__) is kind for kind in own if kind.__module__ == "dldist")
+    for kind in own:
         for given in (arguments[kind],) if kind in arguments else (("text",), ("text", 3), ()):
             error = kind(*given)
             error.code, error.rank, error.host, error.pid, error.other = "CODE", 3, "host", 4, [5]

@@ -48,11 +48,11 @@ def words_and_numbers(lines):
     return [re.sub(number, "N", line) for line in lines], [float(found) for line in lines for found in re.findall(number, line)]
 
 
-def check_same(ours, torchs):
-    our_words, our_numbers = words_and_numbers(ours)
-    words, numbers = words_and_numbers(torchs)
-    assert our_words == words
-    assert our_numbers == pytest.approx(numbers, rel=1e-3, abs=2e-4)
+def check_same(dldist_lines, torch_lines):
+    dldist_words, dldist_numbers = words_and_numbers(dldist_lines)
+    words, numbers = words_and_numbers(torch_lines)
+    assert dldist_words == words
+    assert dldist_numbers == pytest.approx(numbers, rel=1e-3, abs=2e-4)
 
 
 @pytest.mark.torch

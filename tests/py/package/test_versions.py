@@ -36,7 +36,7 @@ def start(procs, old_build):
     return make
 
 
-def told(child, build, old_build, timeout=30):
+def result_of(child, build, old_build, timeout=30):
     outcome = child.result(timeout)
     assert outcome["file"].startswith(old_build) == (build == "old"), outcome
     assert outcome["took"] < 12, outcome
@@ -48,9 +48,9 @@ def told(child, build, old_build, timeout=30):
 def test_stores(start, old_build, server, client, secret):
     serving = start(server, version_workers.serve, secret)
     using = start(client, version_workers.connect, serving.recv(), secret)
-    value = told(using, client, old_build)
+    value = result_of(using, client, old_build)
     serving.send("end")
-    kept = told(serving, server, old_build)
+    kept = result_of(serving, server, old_build)
     if server == client:
         assert (value, kept) == ("value", b"value")
     else:
@@ -67,8 +67,8 @@ def test_stores(start, old_build, server, client, secret):
 def test_file_stores_have_one_format(start, old_build, tmp_path, one, other):
     path = str(tmp_path / "store")
     children = [start(one, version_workers.share_file, path, "a", "b"), start(other, version_workers.share_file, path, "b", "a")]
-    assert told(children[0], one, old_build) == ["value of b", True]
-    assert told(children[1], other, old_build) == ["value of a", True]
+    assert result_of(children[0], one, old_build) == ["value of b", True]
+    assert result_of(children[1], other, old_build) == ["value of a", True]
 
 
 @pytest.mark.parametrize(("one", "other"), ORDERS)
@@ -78,7 +78,7 @@ def test_worlds(start, old_build, tmp_path, one, other, shm, secret):
     path = str(tmp_path / "store")
     env = {"DLDIST_SHM": shm, "DLDIST_SECRET": secret}
     children = [start(build, version_workers.make_world, path, rank, env=env) for rank, build in enumerate((one, other))]
-    values = [told(child, build, old_build) for child, build in zip(children, (one, other), strict=True)]
+    values = [result_of(child, build, old_build) for child, build in zip(children, (one, other), strict=True)]
     if one == other:
         assert values == [3.0, 3.0]
     else:

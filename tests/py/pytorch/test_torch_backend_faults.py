@@ -25,16 +25,16 @@ def run(procs):
     stores.clear()
 
 
-def names(said, *kinds):
-    return all(kind in said[0] for kind in kinds)
+def names(report, *kinds):
+    return all(kind in report[0] for kind in kinds)
 
 
 def test_killed_rank_is_named(run):
     first, second = run(workers.killed)
     assert first.recv(START_S) is True and second.recv(START_S) is True
     (backward, reduction), error, future = first.result(START_S)
-    for said in (backward, reduction):
-        assert "rank 1" in said[1] and said[2] < under_load(3), said
+    for report in (backward, reduction):
+        assert "rank 1" in report[1] and report[2] < under_load(3), report
     assert names(reduction, "dldist.DistPeerLostError", "torch.DistBackendError", "dldist.DistError", "builtins.RuntimeError")
     assert error is True
     assert "rank 1" in future[1], future
@@ -45,9 +45,9 @@ def test_timeout_names_the_late_rank(run):
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
         child.send("end")
-    said = first.result(START_S)
-    assert "rank 1" in said[1] and 0.3 <= said[2] < 2, said
-    assert names(said, "dldist.DistTimeoutError", "builtins.TimeoutError", "torch.DistBackendError")
+    report = first.result(START_S)
+    assert "rank 1" in report[1] and 0.3 <= report[2] < 2, report
+    assert names(report, "dldist.DistTimeoutError", "builtins.TimeoutError", "torch.DistBackendError")
 
 
 def test_timeout_of_a_group(run):
@@ -55,8 +55,8 @@ def test_timeout_of_a_group(run):
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
         child.send("end")
-    said = first.result(START_S)
-    assert "rank 1" in said[1] and said[2] < 2, said
+    report = first.result(START_S)
+    assert "rank 1" in report[1] and report[2] < 2, report
 
 
 def test_monitored_barrier_names_the_missing_rank(run):
@@ -64,24 +64,24 @@ def test_monitored_barrier_names_the_missing_rank(run):
     assert [child.recv(START_S) for child in children] == ["done"] * 3
     for child in children:
         child.send("end")
-    said = children[0].result(START_S)
-    assert "1" in said[1] and "2" in said[1] and names(said, "builtins.RuntimeError"), said
+    report = children[0].result(START_S)
+    assert "1" in report[1] and "2" in report[1] and names(report, "builtins.RuntimeError"), report
 
 
 def test_mismatch_is_reported_on_all_ranks(run):
-    for said in [child.result(START_S) for child in run(workers.mismatched)]:
-        assert names(said, "dldist.DistMismatchError", "torch.DistBackendError"), said
+    for report in [child.result(START_S) for child in run(workers.mismatched)]:
+        assert names(report, "dldist.DistMismatchError", "torch.DistBackendError"), report
 
 
 def test_abort_ends_pending_calls(run):
     first, second = run(workers.aborted)
-    said = first.result(START_S)
-    assert names(said, "dldist.DistAbortedError", "torch.DistBackendError") and said[2] < 5, said
+    report = first.result(START_S)
+    assert names(report, "dldist.DistAbortedError", "torch.DistBackendError") and report[2] < 5, report
     second.send("end")
 
 
 def test_repeated_init_and_destroy(run):
-    assert [child.result(START_S) for child in run(workers.again)] == [[2.0] * 3] * 2
+    assert [child.result(START_S) for child in run(workers.init_again)] == [[2.0] * 3] * 2
 
 
 def test_debug_level_detail(run):

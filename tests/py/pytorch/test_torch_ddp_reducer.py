@@ -13,7 +13,7 @@ from test_torch_programs import Team, Teams, cases, check_alike  # noqa: E402
 from torch_programs import EXACT, FRONT  # noqa: E402
 
 # This hook adds in float32; torch's adds in float16.
-ROUNDED_LATER = {"built_in_compression"}
+ROUNDED_DIFFERENTLY = {"built_in_compression"}
 
 pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
 
@@ -30,8 +30,8 @@ def test_same_results(teams, program, world):
     """Results must be equal, except statistics: test_reducer.py compares their names, and lists the
     values that differ."""
     with teams as team:
-        theirs = team.run(program, "gloo", world)
-        ours = team.run(program, FRONT, world)
-    is_exact = world == 2 and program.name not in ROUNDED_LATER
+        torch_results = team.run(program, "gloo", world)
+        dldist_results = team.run(program, FRONT, world)
+    is_exact = world == 2 and program.name not in ROUNDED_DIFFERENTLY
     for rank in range(world):
-        check_alike(theirs[rank], ours[rank], EXACT if is_exact else program.tolerance, f"rank {rank}")
+        check_alike(torch_results[rank], dldist_results[rank], EXACT if is_exact else program.tolerance, f"rank {rank}")

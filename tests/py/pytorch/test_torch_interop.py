@@ -272,24 +272,24 @@ def test_torch_client_dies_while_parked(torch_dist, server, procs):
 
 
 @pytest.fixture(params=[True, False], ids=["libuv", "plain"])
-def their_server(request, torch_dist):
+def torch_server(request, torch_dist):
     return torch_dist.TCPStore(
         LOOPBACK, 0, is_master=True, timeout=LONG, wait_for_workers=False, use_libuv=request.param
     )
 
 
-def our_client(server, timeout=LONG):
+def dldist_client(server, timeout=LONG):
     return dldist.TCPStore(LOOPBACK, server.port, timeout=timeout)
 
 
-def test_dldist_client_operations(their_server):
-    client = our_client(their_server)
+def test_dldist_client_operations(torch_server):
+    client = dldist_client(torch_server)
     client.set("a", ALL_BYTES)
-    assert their_server.get("a") == ALL_BYTES
+    assert torch_server.get("a") == ALL_BYTES
     assert client.get("a") == ALL_BYTES
     assert client.try_get("b") is None
     assert client.add("n", 5) == 5
-    assert their_server.add("n", 1) == 6
+    assert torch_server.add("n", 1) == 6
     assert client.compare_set("c", "", "1") == b"1"
     assert client.compare_set("c", "0", "2") == b"1"
     assert client.compare_set("no", "0", "2") == b"0"
@@ -299,26 +299,26 @@ def test_dldist_client_operations(their_server):
     assert client.get("a") == ALL_BYTES + b"!"
     client.multi_set(["x", "y"], ["1", "2"])
     assert client.multi_get(["y", "x"]) == [b"2", b"1"]
-    assert client.num_keys() == their_server.num_keys() == 5
+    assert client.num_keys() == torch_server.num_keys() == 5
     assert client.delete_key("x") is True
     assert client.delete_key("x") is False
     assert client.has_extended_api() is True
 
 
-def test_dldist_client_continues_after_a_timeout_of_wait(their_server):
-    client = our_client(their_server)
+def test_dldist_client_continues_after_a_timeout_of_wait(torch_server):
+    client = dldist_client(torch_server)
     for _ in range(3):
         with pytest.raises(dldist.DistStoreTimeoutError) as raised:
             client.wait(["absent"], SHORT)
-        for part in ("absent", f"{LOOPBACK}:{their_server.port}", "0."):
+        for part in ("absent", f"{LOOPBACK}:{torch_server.port}", "0."):
             assert part in str(raised.value)
-    their_server.set("absent", "now")
+    torch_server.set("absent", "now")
     client.wait(["absent"], LONG)
     assert client.get("absent") == b"now"
 
 
-def test_dldist_client_blocked_call_delays_no_other(their_server):
-    client = our_client(their_server)
+def test_dldist_client_blocked_call_delays_no_other(torch_server):
+    client = dldist_client(torch_server)
     threads = [threading.Thread(target=client.get, args=(f"late{index}",)) for index in range(8)]
     for thread in threads:
         thread.start()
@@ -329,14 +329,14 @@ def test_dldist_client_blocked_call_delays_no_other(their_server):
         assert not thread.is_alive()
 
 
-def test_dldist_client_add_to_text(their_server):
+def test_dldist_client_add_to_text(torch_server):
     """When torch's server drops the connection, the error must say so, and the client reconnect or
     report why it cannot."""
-    client = our_client(their_server)
+    client = dldist_client(torch_server)
     client.set("word", "twelve")
     with pytest.raises(dldist.DistError) as raised:
         client.add("word", 1)
-    assert "word" in str(raised.value) or f"{LOOPBACK}:{their_server.port}" in str(raised.value)
+    assert "word" in str(raised.value) or f"{LOOPBACK}:{torch_server.port}" in str(raised.value)
 
 
 def call_or_name(call):
@@ -348,10 +348,10 @@ def call_or_name(call):
 
 
 @pytest.mark.parametrize("name", ["queue_push", "queue_pop", "queue_pop_now", "queue_len", "list_keys", "barrier"])
-def test_dldist_client_calls_missing_in_the_plain_backend(torch_dist, their_server, name):
-    if their_server.libuvBackend:
+def test_dldist_client_calls_missing_in_the_plain_backend(torch_dist, torch_server, name):
+    if torch_server.libuvBackend:
         pytest.skip("the libuv backend answers these")
-    client = our_client(their_server, timedelta(seconds=5))
+    client = dldist_client(torch_server, timedelta(seconds=5))
     client.set("before", "1")
     calls = {
         "queue_push": lambda: client.queue_push("q", "1"),
@@ -379,10 +379,10 @@ def test_dldist_client_calls_missing_in_the_plain_backend(torch_dist, their_serv
     assert client.get("before") == b"1"
 
 
-def test_dldist_client_queue_list_barrier_on_libuv(torch_dist, their_server):
-    if not their_server.libuvBackend:
+def test_dldist_client_queue_list_barrier_on_libuv(torch_dist, torch_server):
+    if not torch_server.libuvBackend:
         pytest.skip("the plain backend has no queues")
-    client, other = our_client(their_server), our_client(their_server)
+    client, other = dldist_client(torch_server), dldist_client(torch_server)
     client.queue_push("q", "1")
     assert client.queue_len("q") == 1
     assert other.queue_pop("q") == b"1"
@@ -390,7 +390,7 @@ def test_dldist_client_queue_list_barrier_on_libuv(torch_dist, their_server):
         client.queue_pop("q", block=False)
     with pytest.raises(dldist.DistStoreTimeoutError):
         client.queue_pop("q", timeout=SHORT)
-    their_server.queue_push("q", "2")
+    torch_server.queue_push("q", "2")
     assert client.queue_pop("q") == b"2"
     # the response to a pop has the earlier queue length, 3, 2, 1, and one item
     for value in ("a", "b", "c"):
@@ -398,34 +398,34 @@ def test_dldist_client_queue_list_barrier_on_libuv(torch_dist, their_server):
     assert [client.queue_pop("q", timeout=timedelta(seconds=2)) for _ in range(3)] == [b"a", b"b", b"c"]
     if has(torch_dist, "list_keys"):
         client.set("k", "1")
-        assert sorted(client.list_keys()) == sorted(their_server.list_keys())
+        assert sorted(client.list_keys()) == sorted(torch_server.list_keys())
     if has(torch_dist, "barrier"):
         thread = threading.Thread(target=client.barrier, args=("b", 2))
         thread.start()
-        their_server.barrier("b", 2, LONG)
+        torch_server.barrier("b", 2, LONG)
         thread.join(10)
         assert not thread.is_alive()
 
 
 def test_prefixes_of_both_clients_match(torch_dist, server):
-    theirs = torch_dist.PrefixStore("q", torch_dist.PrefixStore("p", torch_client(torch_dist, server.port)))
-    ours = dldist.PrefixStore("q", dldist.PrefixStore("p", server))
-    theirs.set("k", "theirs")
-    assert ours.get("k") == b"theirs"
-    ours.set("j", "ours")
-    assert theirs.get("j") == b"ours"
-    assert ours.add("n", 1) == 1 and theirs.add("n", 1) == 2
-    assert server.get("p/q/k") == b"theirs"
-    assert sorted(ours.list_keys()) == ["j", "k", "n"]
+    torch_prefix = torch_dist.PrefixStore("q", torch_dist.PrefixStore("p", torch_client(torch_dist, server.port)))
+    dldist_prefix = dldist.PrefixStore("q", dldist.PrefixStore("p", server))
+    torch_prefix.set("k", "torch")
+    assert dldist_prefix.get("k") == b"torch"
+    dldist_prefix.set("j", "dldist")
+    assert torch_prefix.get("j") == b"dldist"
+    assert dldist_prefix.add("n", 1) == 1 and torch_prefix.add("n", 1) == 2
+    assert server.get("p/q/k") == b"torch"
+    assert sorted(dldist_prefix.list_keys()) == ["j", "k", "n"]
 
 
-def test_dldist_prefix_on_torchs_server(torch_dist, their_server):
-    ours = dldist.PrefixStore("p", our_client(their_server))
-    theirs = torch_dist.PrefixStore("p", their_server)
-    ours.set("k", "1")
-    assert theirs.get("k") == b"1"
-    theirs.set("j", "2")
-    assert ours.multi_get(["j", "k"]) == [b"2", b"1"]
+def test_dldist_prefix_on_torchs_server(torch_dist, torch_server):
+    dldist_prefix = dldist.PrefixStore("p", dldist_client(torch_server))
+    torch_prefix = torch_dist.PrefixStore("p", torch_server)
+    dldist_prefix.set("k", "1")
+    assert torch_prefix.get("k") == b"1"
+    torch_prefix.set("j", "2")
+    assert dldist_prefix.multi_get(["j", "k"]) == [b"2", b"1"]
 
 
 @pytest.mark.deadline(90)

@@ -210,17 +210,17 @@ except dldist.DistTimeoutError as error:
 """
 
 FUTURE_WITH_A_VALUE = """
-told = []
-sys.unraisablehook = told.append
+raised = []
+sys.unraisablehook = raised.append
 x = torch.ones(4)
 work = first.allreduce([x])
 work.get_future().set_result([x])
 second.allreduce([torch.ones(4)]).wait()
 assert work.wait()
 deadline = time.monotonic() + 20
-while not told and time.monotonic() < deadline:
+while not raised and time.monotonic() < deadline:
     time.sleep(0.01)
-assert len(told) == 1 and told[0].exc_type is RuntimeError, told
+assert len(raised) == 1 and raised[0].exc_type is RuntimeError, raised
 """
 
 
@@ -239,11 +239,11 @@ def test_processes_that_start_together_compile_once(environment, tmp_path, libra
     environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; sleep 1; cp "{library}" "$2"')
     started = [subprocess.Popen(STATE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(3)]
     try:
-        said = [process.communicate(timeout=100)[0] for process in started]
+        printed_outputs = [process.communicate(timeout=100)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    assert len(set(said)) == 1 and "are made in C++" in said[0]
+    assert len(set(printed_outputs)) == 1 and "are made in C++" in printed_outputs[0]
     assert calls_of(tmp_path) == ["called"]
 
 

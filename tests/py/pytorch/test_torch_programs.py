@@ -65,7 +65,7 @@ class Team:
             module = program.module.removeprefix("torch_programs.")
             member.send((f"{module}.{program.name}", backend, world, key))
         answers = [member.recv(timeout=START_TIMEOUT_S if key == 0 else PROGRAM_TIMEOUT_S) for member in members]
-        failures = [f"rank {rank}: {what}" for rank, (how, what) in enumerate(answers) if how == "failed"]
+        failures = [f"rank {rank}: {reply}" for rank, (how, reply) in enumerate(answers) if how == "failed"]
         assert not failures, f"{program.name} on {world} ranks of {backend}\n" + "\n".join(failures)
         return [result for _, result in answers]
 
@@ -95,31 +95,31 @@ class Teams:
         self.current = None
 
 
-def check_alike(theirs, ours, tolerance, where="result"):
-    assert type(theirs) is type(ours), where
-    if isinstance(theirs, np.ndarray):
-        assert theirs.dtype == ours.dtype and theirs.shape == ours.shape, where
-        check_arrays(theirs, ours, tolerance, where)
-    elif isinstance(theirs, dict):
-        assert theirs.keys() == ours.keys(), where
-        for key in theirs:
-            check_alike(theirs[key], ours[key], tolerance, f"{where}[{key!r}]")
-    elif isinstance(theirs, list):
-        assert len(theirs) == len(ours), where
-        for index, (their, our) in enumerate(zip(theirs, ours, strict=True)):
+def check_alike(torch_result, dldist_result, tolerance, where="result"):
+    assert type(torch_result) is type(dldist_result), where
+    if isinstance(torch_result, np.ndarray):
+        assert torch_result.dtype == dldist_result.dtype and torch_result.shape == dldist_result.shape, where
+        check_arrays(torch_result, dldist_result, tolerance, where)
+    elif isinstance(torch_result, dict):
+        assert torch_result.keys() == dldist_result.keys(), where
+        for key in torch_result:
+            check_alike(torch_result[key], dldist_result[key], tolerance, f"{where}[{key!r}]")
+    elif isinstance(torch_result, list):
+        assert len(torch_result) == len(dldist_result), where
+        for index, (their, our) in enumerate(zip(torch_result, dldist_result, strict=True)):
             check_alike(their, our, tolerance, f"{where}[{index}]")
-    elif isinstance(theirs, float):
-        check_arrays(np.array(theirs), np.array(ours), tolerance, where)
+    elif isinstance(torch_result, float):
+        check_arrays(np.array(torch_result), np.array(dldist_result), tolerance, where)
     else:
-        assert theirs == ours, where
+        assert torch_result == dldist_result, where
 
 
-def check_arrays(theirs, ours, tolerance, where):
-    if tolerance == EXACT or theirs.dtype.kind in "biu":
-        np.testing.assert_array_equal(ours, theirs, err_msg=where)
-    elif theirs.size:
+def check_arrays(torch_result, dldist_result, tolerance, where):
+    if tolerance == EXACT or torch_result.dtype.kind in "biu":
+        np.testing.assert_array_equal(dldist_result, torch_result, err_msg=where)
+    elif torch_result.size:
         np.testing.assert_allclose(
-            ours, theirs, rtol=0, atol=tolerance * max(np.abs(theirs).max(), 1e-3), err_msg=where
+            dldist_result, torch_result, rtol=0, atol=tolerance * max(np.abs(torch_result).max(), 1e-3), err_msg=where
         )
 
 
@@ -135,11 +135,11 @@ def backend_and_teams(request, tmp_path_factory):
 def test_same_results(backend_and_teams, program, world):
     backend, teams = backend_and_teams
     with teams as team:
-        theirs = team.run(program, "gloo", world)
-        ours = team.run(program, backend, world)
+        torch_result = team.run(program, "gloo", world)
+        dldist_result = team.run(program, backend, world)
     tolerance = EXACT if world == 2 else program.tolerance
     for rank in range(world):
-        check_alike(theirs[rank], ours[rank], tolerance, f"rank {rank}")
+        check_alike(torch_result[rank], dldist_result[rank], tolerance, f"rank {rank}")
 
 
 TORCHRUN_PROGRAM = """

@@ -47,16 +47,16 @@ def test_backend(source, wanted):
         ("from torch import distributed as dist", "import front as dist"),
         ("from torch.distributed import all_reduce, rpc", "from dldist import all_reduce\nfrom torch.distributed import rpc"),
         ("import torch.distributed", "import torch.distributed"),
-        ("torch.distributed.all_reduce(x)", "ours.all_reduce(x)"),
-        ("torch.distributed.distributed_c10d._get_default_group()", "ours.distributed_c10d._get_default_group()"),
+        ("torch.distributed.all_reduce(x)", "dldist.all_reduce(x)"),
+        ("torch.distributed.distributed_c10d._get_default_group()", "dldist.distributed_c10d._get_default_group()"),
         ("torch.distributed.fsdp.fully_shard(x)", "torch.distributed.fsdp.fully_shard(x)"),
         ("torch.tensor(1)", "torch.tensor(1)"),
-        ("torch.futures.wait_all(futures)", "ours.wait_for_futures(futures)"),
-        ("agent = TensorPipeAgent(store, name)", "agent = ours.agent_of_rpc(store, name)"),
+        ("torch.futures.wait_all(futures)", "dldist.wait_for_futures(futures)"),
+        ("agent = TensorPipeAgent(store, name)", "agent = dldist.agent_of_rpc(store, name)"),
     ],
 )
 def test_front(source, wanted):
-    assert replaced(substitution.Front("ours"), source) == wanted
+    assert replaced(substitution.Front("dldist"), source) == wanted
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def run_file(folder, aim, text):
 @pytest.mark.deadline(170)
 def test_crash_or_hang_fails_one_test(tmp_path):
     outcomes = run_file(tmp_path, "gloo", ENDINGS)
-    said = {table.short(test): (outcome["status"], table.last_line(outcome["reason"])) for test, outcome in outcomes.items()}
-    assert said == {
+    summary = {table.short(test): (outcome["status"], table.last_line(outcome["reason"])) for test, outcome in outcomes.items()}
+    assert summary == {
         "setUpClass (test_these.Unprepared)": ("failed", "OSError: nothing there"),
         "Endings.test_a_passes": ("passed", ""),
         "Endings.test_b_dies": ("failed", "died with 7"),
@@ -222,11 +222,11 @@ def test_page(tmp_path):
 
 
 def test_last_line_is_the_error_of_the_first_failed_rank():
-    said = (
+    summary = (
         "RuntimeError: Process 0 exited with error code 10 and exception:\nTraceback\ndldist.DistPeerLostError: rank 1 has left the group\n"
         "\nProcess 1 exited with error code 10 and exception:\nTraceback\nValueError: the reason\n\nmore\n"
     )
-    assert table.last_line(said) == "ValueError: the reason"
+    assert table.last_line(summary) == "ValueError: the reason"
 
 
 def test_every_reason_is_complete():

@@ -77,7 +77,7 @@ def test_long_wait_warns(monkeypatch):
 
 
 def test_wrong_arguments_are_rejected():
-    class Careless(join.Joinable):
+    class WithoutInit(join.Joinable):
         join_device = join_process_group = None
 
         def __init__(self):
@@ -92,8 +92,8 @@ def test_wrong_arguments_are_rejected():
         return [type(error_of(join.Join, joinables)) for joinables in ([], several)]
 
     assert in_worlds(1, case) == [[ValueError, ValueError]]
-    error = error_of(join.Join.notify_join_context, Careless())
-    assert isinstance(error, TypeError) and "constructor of Careless" in str(error)
+    error = error_of(join.Join.notify_join_context, WithoutInit())
+    assert isinstance(error, TypeError) and "constructor of WithoutInit" in str(error)
     assert isinstance(error_of(join.Joinable), TypeError)
 
 

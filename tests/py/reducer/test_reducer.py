@@ -744,13 +744,13 @@ def test_assignment_against_torch():
         tensors, limits = random_sizes(rng)
         order = rng.permutation(len(tensors)).tolist() if rng.integers(2) else []
         sparse = (rng.integers(0, 4, size=len(tensors)) == 0).tolist() if rng.integers(2) else []
-        theirs = torch.distributed._compute_bucket_assignment_by_size(
+        torch_result = torch.distributed._compute_bucket_assignment_by_size(
             [torch.from_numpy(x) for x in tensors], limits, sparse, order
         )
-        ours = dldist._compute_bucket_assignment_by_size(tensors, limits, sparse, order)
+        dldist_result = dldist._compute_bucket_assignment_by_size(tensors, limits, sparse, order)
         if order:  # torch's order comes from a hash map
-            theirs, ours = (sorted(zip(*each, strict=True)) for each in (theirs, ours))
-        assert ours == theirs
+            torch_result, dldist_result = (sorted(zip(*each, strict=True)) for each in (torch_result, dldist_result))
+        assert dldist_result == torch_result
 
 
 def test_assignment_rejects_wrong_arguments():
@@ -800,14 +800,14 @@ os._exit(0)
 @pytest.mark.torch
 def test_statistics_names_against_torch():
     done = subprocess.run([sys.executable, "-c", NAMES_OF_TORCH], stdout=subprocess.PIPE, timeout=25, check=True)
-    theirs = set(json.loads(done.stdout))
+    torch_result = set(json.loads(done.stdout))
     of_torch = {"gloo_device_transport", "gloo_socket_ifname", "gloo_num_threads"}
-    wall_clock = {name for name in theirs if name.endswith(("_time_start", "_time_end"))}
+    wall_clock = {name for name in torch_result if name.endswith(("_time_start", "_time_end"))}
     with dldist.Group(None, 0, 1) as group:
         logger = dldist.Logger(make(group))
         logger.set_construction_data_and_log("", [], -1, True, False, False)
         data = logger._get_ddp_logging_data()
-        assert theirs - of_torch - wall_clock <= set(data.strs_map) | set(data.ints_map)
+        assert torch_result - of_torch - wall_clock <= set(data.strs_map) | set(data.ints_map)
 
 
 def test_texts_and_numbers_of_the_statistics():

@@ -95,9 +95,9 @@ def test_unused_parameters(is_view, is_told):
             output.sum().backward()
             alone.zero_grad()
             alone(data_of(group, step), uses_second=group.rank == 0).sum().backward()
-            for mine, theirs in zip(net.parameters(), alone.parameters(), strict=True):
-                own = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
-                assert torch.equal(mine.grad, mean_of_all(group, own))
+            for reduced, local in zip(net.parameters(), alone.parameters(), strict=True):
+                own = torch.zeros_like(local) if local.grad is None else local.grad
+                assert torch.equal(reduced.grad, mean_of_all(group, own))
 
     in_groups(2, case)
 

@@ -103,7 +103,7 @@ def test_functions_of_hooks_run_in_finish_in_the_order_of_buckets():
         run_pass(reducer, [numpy.ones(4, "float32")] * 3)
 
     in_groups(1, case)
-    assert order == [(what, index) for what in ("hook", "later") for index in range(3)]
+    assert order == [(kind, index) for kind in ("hook", "later") for index in range(3)]
 
 
 def test_exceptions_of_hooks_are_raised():

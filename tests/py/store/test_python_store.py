@@ -435,10 +435,10 @@ def test_exceptions_in_calls_that_cannot_fail_reach_the_unraisable_hook(monkeypa
     def fail(*_):
         raise Custom("not now")
 
-    told = []
-    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: told.append((type(unraisable.exc_value), unraisable.object)))
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: reported.append((type(unraisable.exc_value), unraisable.object)))
     store = type("Failing", (WholeStore,), {"has_extended_api": fail, "set_timeout": fail})()
     prefix = dldist.PrefixStore("p", store)
     assert dldist.Store.has_extended_api(prefix) is False
     dldist.Store.set_timeout(prefix, 3)
-    assert told == [(Custom, store)] * 2
+    assert reported == [(Custom, store)] * 2

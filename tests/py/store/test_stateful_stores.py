@@ -15,7 +15,7 @@ from kinds import KINDS
 from stateful import depth
 from test_stores import Background
 
-AT_ONCE = timedelta(milliseconds=1)
+IMMEDIATELY = timedelta(milliseconds=1)
 NUMBER = re.compile(rb"\s*[+-]?\d+")
 
 # Few, so that calls collide.
@@ -70,7 +70,7 @@ class StoreMachine(RuleBasedStateMachine):
     def has(self, key):
         return key in self.values or bool(self.queues.get(key))
 
-    def settle(self):
+    def finish_ready(self):
         """End the calls that can end, so that they do not see later changes."""
         for waiting in [waiting for waiting in self.waiting if waiting.is_ready()]:
             expected = waiting.result()
@@ -79,122 +79,122 @@ class StoreMachine(RuleBasedStateMachine):
 
     def wait_for(self, waiting):
         self.waiting.append(waiting)
-        self.settle()
+        self.finish_ready()
 
     # -- values
 
-    @rule(who=CLIENTS, key=KEYS, value=VALUES)
-    def set(self, who, key, value):
-        assert self.clients[who].set(key, value) is None
+    @rule(index=CLIENTS, key=KEYS, value=VALUES)
+    def set(self, index, key, value):
+        assert self.clients[index].set(key, value) is None
         self.values[key] = value
-        self.settle()
+        self.finish_ready()
 
-    @rule(who=CLIENTS, key=KEYS)
-    def try_get(self, who, key):
-        assert self.clients[who].try_get(key) == self.values.get(key)
+    @rule(index=CLIENTS, key=KEYS)
+    def try_get(self, index, key):
+        assert self.clients[index].try_get(key) == self.values.get(key)
 
-    @rule(who=CLIENTS, key=KEYS)
-    def get(self, who, key):
+    @rule(index=CLIENTS, key=KEYS)
+    def get(self, index, key):
         if key in self.values:
-            assert self.clients[who].get(key) == self.values[key]
+            assert self.clients[index].get(key) == self.values[key]
         else:
             with pytest.raises(dldist.DistStoreTimeoutError):
-                self.clients[who].get(key, timeout=AT_ONCE)
+                self.clients[index].get(key, timeout=IMMEDIATELY)
 
-    @rule(who=CLIENTS, key=KEYS, amount=st.sampled_from([0, 1, -5, 2**63 - 1, -(2**63)]))
-    def add(self, who, key, amount):
+    @rule(index=CLIENTS, key=KEYS, amount=st.sampled_from([0, 1, -5, 2**63 - 1, -(2**63)]))
+    def add(self, index, key, amount):
         number = number_of(self.values.get(key))
         if number is None:
             with pytest.raises(dldist.DistStoreError):
-                self.clients[who].add(key, amount)
+                self.clients[index].add(key, amount)
             return
         total = wrapped(number + amount)
-        assert self.clients[who].add(key, amount) == total
+        assert self.clients[index].add(key, amount) == total
         self.values[key] = str(total).encode()
-        self.settle()
+        self.finish_ready()
 
-    @rule(who=CLIENTS, key=KEYS, expected=VALUES, desired=VALUES)
-    def compare_set(self, who, key, expected, desired):
+    @rule(index=CLIENTS, key=KEYS, expected=VALUES, desired=VALUES)
+    def compare_set(self, index, key, expected, desired):
         if self.values.get(key, b"") == expected:
             self.values[key] = desired
         seen = self.values.get(key, expected)
-        assert self.clients[who].compare_set(key, expected, desired) == seen
-        self.settle()
+        assert self.clients[index].compare_set(key, expected, desired) == seen
+        self.finish_ready()
 
-    @rule(who=CLIENTS, key=KEYS, value=VALUES)
-    def append(self, who, key, value):
-        self.clients[who].append(key, value)
+    @rule(index=CLIENTS, key=KEYS, value=VALUES)
+    def append(self, index, key, value):
+        self.clients[index].append(key, value)
         self.values[key] = self.values.get(key, b"") + value
-        self.settle()
+        self.finish_ready()
 
-    @rule(who=CLIENTS, key=KEYS)
-    def delete_key(self, who, key):
-        assert self.clients[who].delete_key(key) is (self.values.pop(key, None) is not None)
+    @rule(index=CLIENTS, key=KEYS)
+    def delete_key(self, index, key):
+        assert self.clients[index].delete_key(key) is (self.values.pop(key, None) is not None)
 
-    @rule(who=CLIENTS, items=st.dictionaries(KEYS, VALUES, max_size=4))
-    def multi_set(self, who, items):
+    @rule(index=CLIENTS, items=st.dictionaries(KEYS, VALUES, max_size=4))
+    def multi_set(self, index, items):
         if any(key in items for waiting in self.waiting for key in waiting.keys):
             # a call that waits for one of several keys may be notified before all of them exist
             items = dict(list(items.items())[:1])
-        self.clients[who].multi_set(list(items), list(items.values()))
+        self.clients[index].multi_set(list(items), list(items.values()))
         self.values.update(items)
-        self.settle()
+        self.finish_ready()
 
     @precondition(lambda self: self.values)
-    @rule(who=CLIENTS, data=st.data())
-    def multi_get(self, who, data):
+    @rule(index=CLIENTS, data=st.data())
+    def multi_get(self, index, data):
         keys = data.draw(st.lists(st.sampled_from(sorted(self.values)), max_size=4))
-        assert self.clients[who].multi_get(keys) == [self.values[key] for key in keys]
+        assert self.clients[index].multi_get(keys) == [self.values[key] for key in keys]
 
     # -- queues
 
-    @rule(who=CLIENTS, key=KEYS, value=VALUES)
-    def queue_push(self, who, key, value):
-        self.clients[who].queue_push(key, value)
+    @rule(index=CLIENTS, key=KEYS, value=VALUES)
+    def queue_push(self, index, key, value):
+        self.clients[index].queue_push(key, value)
         self.queues.setdefault(key, []).append(value)
-        self.settle()
+        self.finish_ready()
 
-    @rule(who=CLIENTS, key=KEYS)
-    def queue_pop(self, who, key):
+    @rule(index=CLIENTS, key=KEYS)
+    def queue_pop(self, index, key):
         if self.queues.get(key):
-            assert self.clients[who].queue_pop(key, block=False) == self.queues[key].pop(0)
+            assert self.clients[index].queue_pop(key, block=False) == self.queues[key].pop(0)
         else:
             with pytest.raises(dldist.DistQueueEmptyError):
-                self.clients[who].queue_pop(key, block=False)
+                self.clients[index].queue_pop(key, block=False)
 
     # -- calls that wait
 
-    @rule(who=CLIENTS, key=KEYS)
-    def wait_to_get(self, who, key):
+    @rule(index=CLIENTS, key=KEYS)
+    def wait_to_get(self, index, key):
         self.wait_for(
-            Waiting([key], lambda: self.clients[who].get(key), lambda: key in self.values, lambda: self.values[key])
+            Waiting([key], lambda: self.clients[index].get(key), lambda: key in self.values, lambda: self.values[key])
         )
 
     # Not for an item that another call takes on arrival: the model cannot tell if it was visible.
-    @rule(who=CLIENTS, keys=st.lists(KEYS, min_size=1, max_size=3))
-    def wait_for_keys(self, who, keys):
+    @rule(index=CLIENTS, keys=st.lists(KEYS, min_size=1, max_size=3))
+    def wait_for_keys(self, index, keys):
         if not any(waiting.takes in keys for waiting in self.waiting):
-            self.wait_for(Waiting(keys, lambda: self.clients[who].wait(keys), lambda: all(map(self.has, keys)), lambda: None))
+            self.wait_for(Waiting(keys, lambda: self.clients[index].wait(keys), lambda: all(map(self.has, keys)), lambda: None))
 
-    @rule(who=CLIENTS, keys=st.lists(KEYS, min_size=1, max_size=3))
-    def wait_to_get_many(self, who, keys):
+    @rule(index=CLIENTS, keys=st.lists(KEYS, min_size=1, max_size=3))
+    def wait_to_get_many(self, index, keys):
         self.wait_for(
             Waiting(
                 keys,
-                lambda: self.clients[who].multi_get(keys),
+                lambda: self.clients[index].multi_get(keys),
                 lambda: all(key in self.values for key in keys),
                 lambda: [self.values[key] for key in keys],
             )
         )
 
     # Only one per queue: the model cannot tell which of several came first.
-    @rule(who=CLIENTS, key=KEYS)
-    def wait_to_pop(self, who, key):
+    @rule(index=CLIENTS, key=KEYS)
+    def wait_to_pop(self, index, key):
         if not any(key in waiting.keys for waiting in self.waiting):
             self.wait_for(
                 Waiting(
                     [key],
-                    lambda: self.clients[who].queue_pop(key),
+                    lambda: self.clients[index].queue_pop(key),
                     lambda: bool(self.queues.get(key)),
                     lambda: self.queues[key].pop(0),
                     takes=key,

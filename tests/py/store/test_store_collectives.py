@@ -68,60 +68,60 @@ def on_all(open_store, call):
 def test_barrier(open_store):
     here = []
 
-    def call(mine, rank):
+    def call(collectives, rank):
         here.append(rank)
-        mine.barrier("one", LONG)
+        collectives.barrier("one", LONG)
         seen = len(here)
-        mine.barrier("two", timeout=LONG, block=rank == 0)
+        collectives.barrier("two", timeout=LONG, block=rank == 0)
         return seen
 
     assert on_all(open_store, call) == [SIZE] * SIZE
 
 
 def test_all_sum(open_store):
-    assert on_all(open_store, lambda mine, rank: mine.all_sum("k", 10**rank, LONG)) == [111] * SIZE
+    assert on_all(open_store, lambda collectives, rank: collectives.all_sum("k", 10**rank, LONG)) == [111] * SIZE
 
 
 def test_broadcast(open_store):
-    def call(mine, rank):
-        return mine.broadcast_send("k", b"\x00data", LONG) if rank == 1 else mine.broadcast_recv("k", LONG)
+    def call(collectives, rank):
+        return collectives.broadcast_send("k", b"\x00data", LONG) if rank == 1 else collectives.broadcast_recv("k", LONG)
 
     assert on_all(open_store, call) == [b"\x00data", None, b"\x00data"]
 
 
 def test_gather(open_store):
-    def call(mine, rank):
-        return mine.gather_recv("k", f"r{rank}", LONG) if rank == 2 else mine.gather_send("k", f"r{rank}", LONG)
+    def call(collectives, rank):
+        return collectives.gather_recv("k", f"r{rank}", LONG) if rank == 2 else collectives.gather_send("k", f"r{rank}", LONG)
 
     assert on_all(open_store, call) == [None, None, [b"r0", b"r1", b"r2"]]
 
 
 def test_scatter(open_store):
-    def call(mine, rank):
-        return mine.scatter_send("k", ["a", b"b", "c"], LONG) if rank == 0 else mine.scatter_recv("k", LONG)
+    def call(collectives, rank):
+        return collectives.scatter_send("k", ["a", b"b", "c"], LONG) if rank == 0 else collectives.scatter_recv("k", LONG)
 
     assert on_all(open_store, call) == [b"a", b"b", b"c"]
 
 
 def test_all_gather(open_store):
     expected = [b"0", b"11", b""]
-    assert on_all(open_store, lambda mine, rank: mine.all_gather("k", expected[rank], LONG)) == [expected] * SIZE
+    assert on_all(open_store, lambda collectives, rank: collectives.all_gather("k", expected[rank], LONG)) == [expected] * SIZE
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda mine: mine.barrier("k", SHORT), r"^barrier failed -- missing ranks: 0, 2, (?i:wait timeout after)"),
-        (lambda mine: mine.all_sum("k", 1, SHORT), r"^barrier failed -- missing ranks: 0, 2, "),
-        (lambda mine: mine.gather_recv("k", "x", SHORT), r"^gather failed -- missing ranks: 0, 2, "),
-        (lambda mine: mine.all_gather("k", "x", SHORT), r"^all_gather failed -- missing ranks: 0, 2, "),
+        (lambda collectives: collectives.barrier("k", SHORT), r"^barrier failed -- missing ranks: 0, 2, (?i:wait timeout after)"),
+        (lambda collectives: collectives.all_sum("k", 1, SHORT), r"^barrier failed -- missing ranks: 0, 2, "),
+        (lambda collectives: collectives.gather_recv("k", "x", SHORT), r"^gather failed -- missing ranks: 0, 2, "),
+        (lambda collectives: collectives.all_gather("k", "x", SHORT), r"^all_gather failed -- missing ranks: 0, 2, "),
     ],
     ids=["barrier", "all_sum", "gather_recv", "all_gather"],
 )
 def test_missing_ranks_are_named(open_store, call, text):
-    mine = _StoreCollectives(open_store(), 1, SIZE)
+    collectives = _StoreCollectives(open_store(), 1, SIZE)
     with pytest.raises(RuntimeError, match=text):
-        call(mine)
+        call(collectives)
 
 
 @pytest.mark.parametrize("name", ["broadcast_recv", "scatter_recv"])
@@ -139,14 +139,14 @@ def test_timeout_keeps_its_type_and_the_stores_timeout_is_unchanged():
 
 def test_closed_store_is_not_reported_as_a_missing_rank():
     master = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
-    mine = _StoreCollectives(dldist.TCPStore(LOOPBACK, master.port, timeout=LONG), 0, 2)
+    collectives = _StoreCollectives(dldist.TCPStore(LOOPBACK, master.port, timeout=LONG), 0, 2)
     started = threading.Event()
     errors = []
 
     def wait():
         started.set()
         try:
-            mine.barrier("k", LONG)
+            collectives.barrier("k", LONG)
         except RuntimeError as error:
             errors.append(error)
 
@@ -194,27 +194,27 @@ def test_failure_of_the_store_is_not_reported_as_missing_ranks(late):
 
 def test_key_can_be_used_once():
     store = dldist.HashStore()
-    mine = _StoreCollectives(store, 0, 1)
-    mine.barrier("foo", SHORT)
+    collectives = _StoreCollectives(store, 0, 1)
+    collectives.barrier("foo", SHORT)
     for call in (
-        lambda: mine.barrier("foo"),
-        lambda: mine.all_sum("foo", 1),
-        lambda: mine.broadcast_send("foo", "x"),
-        lambda: mine.broadcast_recv("foo"),
-        lambda: mine.gather_send("foo", "x"),
-        lambda: mine.gather_recv("foo", "x"),
-        lambda: mine.scatter_send("foo", ["x"]),
-        lambda: mine.scatter_recv("foo"),
-        lambda: mine.all_gather("foo", "x"),
+        lambda: collectives.barrier("foo"),
+        lambda: collectives.all_sum("foo", 1),
+        lambda: collectives.broadcast_send("foo", "x"),
+        lambda: collectives.broadcast_recv("foo"),
+        lambda: collectives.gather_send("foo", "x"),
+        lambda: collectives.gather_recv("foo", "x"),
+        lambda: collectives.scatter_send("foo", ["x"]),
+        lambda: collectives.scatter_recv("foo"),
+        lambda: collectives.all_gather("foo", "x"),
     ):
         with pytest.raises(RuntimeError, match="^Key foo has already been used"):
             call()
-    assert mine.all_gather("bar", "x", timedelta(seconds=1)) == [b"x"]
+    assert collectives.all_gather("bar", "x", timedelta(seconds=1)) == [b"x"]
 
 
 def test_collectives_over_a_python_store():
     store = DictStore(dldist.HashStore(timeout=LONG))
-    assert on_all(lambda: store, lambda mine, rank: mine.all_gather("k", str(rank), LONG)) == [[b"0", b"1", b"2"]] * SIZE
+    assert on_all(lambda: store, lambda collectives, rank: collectives.all_gather("k", str(rank), LONG)) == [[b"0", b"1", b"2"]] * SIZE
 
 
 def test_wrong_arguments_are_rejected():
@@ -224,11 +224,11 @@ def test_wrong_arguments_are_rejected():
     for rank, size in ((1, 1), (-1, 1)):
         with pytest.raises(ValueError, match=f"'rank' is out of range: got {rank}, expected 0 to 0"):
             _StoreCollectives(store, rank, size)
-    mine = _StoreCollectives(store, 0, 2)
+    collectives = _StoreCollectives(store, 0, 2)
     with pytest.raises(ValueError, match="got 3, expected 2"):
-        mine.scatter_send("k", ["a", "b", "c"])
+        collectives.scatter_send("k", ["a", "b", "c"])
     with pytest.raises(TypeError, match="'timeout'"):
-        mine.barrier("other", "soon")
+        collectives.barrier("other", "soon")
 
 
 def test_the_base_has_no_constructor():
@@ -273,15 +273,15 @@ def test_same_as_torch():
     import torch.distributed as theirs
 
     def outcomes(package):
-        mine = package._StoreCollectives(package.HashStore(), 0, 1)
+        collectives = package._StoreCollectives(package.HashStore(), 0, 1)
         for name, arguments in CALLS:
             try:
-                yield getattr(mine, name)(*arguments, timeout=timedelta(milliseconds=50))
+                yield getattr(collectives, name)(*arguments, timeout=timedelta(milliseconds=50))
             except (RuntimeError, TypeError) as error:
                 yield "TypeError" if isinstance(error, TypeError) else "RuntimeError"
 
-    ours, other = list(outcomes(dldist)), list(outcomes(theirs))
-    assert ours == other
+    dldist_outcomes, other = list(outcomes(dldist)), list(outcomes(theirs))
+    assert dldist_outcomes == other
 
 
 def shapes(kind):

@@ -23,9 +23,9 @@ APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LE
 
 def free_port():
     """Return a port that refuses connections, and the socket that reserves it."""
-    nobody = socket.socket()
-    nobody.bind((LOOPBACK, 0))
-    return nobody, nobody.getsockname()[1]
+    unused = socket.socket()
+    unused.bind((LOOPBACK, 0))
+    return unused, unused.getsockname()[1]
 
 
 def master(host=LOOPBACK, port=0, **options):
@@ -376,7 +376,7 @@ def test_address_of_another_machine():
 
 
 def test_connect_without_a_server():
-    nobody, port = free_port()
+    unused, port = free_port()
     for seconds in (0.3, 1.2):
         start = time.monotonic()
         with pytest.raises(dldist.DistNetworkTimeoutError) as raised:
@@ -385,17 +385,17 @@ def test_connect_without_a_server():
         assert seconds - 0.02 <= elapsed < helper.under_load(seconds + 2)
         assert LOOPBACK in str(raised.value) and str(port) in str(raised.value)
         assert isinstance(raised.value, dldist.DistNetworkError) and isinstance(raised.value, TimeoutError)
-    nobody.close()
+    unused.close()
 
 
 def test_connect_to_a_server_that_starts_late():
-    nobody, port = free_port()
+    unused, port = free_port()
     opened = []
     thread = threading.Thread(target=lambda: opened.append(dldist.TCPStore(LOOPBACK, port, timeout=LONG)))
     thread.start()
     helper.poll_until(lambda: thread.native_id)
     helper.wait_asleep([thread.native_id], samples=10)
-    server = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=LONG, master_listen_fd=nobody.detach())
+    server = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=LONG, master_listen_fd=unused.detach())
     thread.join(10)
     assert opened
     opened[0].set("a", "1")
@@ -424,7 +424,7 @@ def test_connect_to_a_server_of_another_protocol():
     port = listener.getsockname()[1]
     stop = threading.Event()
 
-    def talk():
+    def serve():
         listener.settimeout(0.1)
         while not stop.is_set():
             try:
@@ -434,7 +434,7 @@ def test_connect_to_a_server_of_another_protocol():
             with peer:
                 peer.sendall(b"220 mail.example ESMTP\r\n" * 10)
 
-    thread = threading.Thread(target=talk)
+    thread = threading.Thread(target=serve)
     thread.start()
     try:
         with pytest.raises(dldist.DistNetworkError, match=f"{LOOPBACK}.*{port}"):
@@ -521,26 +521,26 @@ def test_master_listen_fd_of_another_port():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     bound = listener.getsockname()[1]
-    nobody, port = free_port()
+    unused, port = free_port()
     with pytest.raises((ValueError, dldist.DistError)) as raised:
         master(port=port, master_listen_fd=listener.fileno())
     assert str(port) in str(raised.value) and str(bound) in str(raised.value)
     assert listener.getsockname()[1] == bound  # a failure leaves the descriptor to its owner
     listener.close()
-    nobody.close()
+    unused.close()
 
 
-@pytest.mark.parametrize("what", ["closed", "file", "negative"])
-def test_invalid_master_listen_fd_is_rejected(what, tmp_path):
+@pytest.mark.parametrize("kind", ["closed", "file", "negative"])
+def test_invalid_master_listen_fd_is_rejected(kind, tmp_path):
     fd = -5
-    if what == "closed":
+    if kind == "closed":
         fd = os.dup(0)
         os.close(fd)
-    elif what == "file":
+    elif kind == "file":
         fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     with pytest.raises((ValueError, dldist.DistError)):
         master(port=29999, master_listen_fd=fd)
-    if what == "file":
+    if kind == "file":
         os.close(fd)
 
 

@@ -215,7 +215,7 @@ NOT_BLOCKING = {
 }
 
 # Blocking calls that are tested elsewhere or through the named calls; with the reason.
-ELSEWHERE = {
+TESTED_ELSEWHERE = {
     "Group.__exit__": "close() or abort()",
     "World.__exit__": "close() or abort()",
     "coalescing": "at the end of its block, as the coalesced call",
@@ -279,7 +279,7 @@ def _names(world, frozen, store):
         "started": lambda plan: (plan.start(), plan)[1],
         "reserve_port": reserve_port,
         "free_place": lambda: f"tcp://{LOOPBACK}:{reserve_port()}",
-        "file_place": _file_place,
+        "file_place": _file_path,
         "new_key": lambda: f"key {next(_numbers)}",
     }
 
@@ -287,7 +287,7 @@ def _names(world, frozen, store):
 _numbers = itertools.count()
 
 
-def _file_place():
+def _file_path():
     import tempfile
 
     return os.path.join(tempfile.mkdtemp(), "store")
@@ -314,7 +314,7 @@ def run_rank_1(channel, port):
     while True:
         world.recv(number, 0)
         if name in NOTIFIED_LATER:
-            _hear(BLOCKING[name], names)
+            _expect_abort(BLOCKING[name], names)
         if number[0] < 0:
             return None
         name = list(BLOCKING)[number[0]]
@@ -324,7 +324,7 @@ def run_rank_1(channel, port):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _hear(code, names):
+def _expect_abort(code, names):
     try:
         eval(code, names)
     except dldist.DistAbortedError as error:
@@ -350,25 +350,25 @@ class Interrupter(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True)
         self.main = threading.main_thread()
-        self.noted = threading.Event()
+        self.signalled = threading.Event()
         self.sent = {}
-        self.heard = {}
-        signal.signal(signal.SIGUSR1, self.note)
+        self.received = {}
+        signal.signal(signal.SIGUSR1, self.on_signal)
         signal.signal(signal.SIGINT, self.interrupt)
 
-    def note(self, *_):
-        self.heard["note"] = time.monotonic()
-        self.noted.set()
+    def on_signal(self, *_):
+        self.received["note"] = time.monotonic()
+        self.signalled.set()
 
     def interrupt(self, *_):
-        self.heard["interrupt"] = time.monotonic()
+        self.received["interrupt"] = time.monotonic()
         raise KeyboardInterrupt
 
     def run(self):
         time.sleep(0.06)  # longer than a slice, so the call is waiting now
         self.sent["note"] = time.monotonic()
         signal.pthread_kill(self.main.ident, signal.SIGUSR1)
-        self.noted.wait(20)
+        self.signalled.wait(20)
         time.sleep(0.02)
         self.sent["interrupt"] = time.monotonic()
         signal.pthread_kill(self.main.ident, signal.SIGINT)
@@ -395,8 +395,8 @@ def _try(code, names):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if outcome != "interrupted":
         return outcome, None
-    sent, heard = interrupter.sent, interrupter.heard
-    return outcome, max(heard.get("note", end + 60) - sent["note"], end - sent["interrupt"])
+    sent, received = interrupter.sent, interrupter.received
+    return outcome, max(received.get("note", end + 60) - sent["note"], end - sent["interrupt"])
 
 
 def interrupt_calls(channel, port, names_of_calls):
@@ -415,7 +415,7 @@ def interrupt_calls(channel, port, names_of_calls):
             world.barrier()
             peer = world.members[1].pid
             if _wants_stop(name):
-                procs.poll_until(lambda: procs.thread_state(peer, peer) == "T", what=f"the stop of {peer}")
+                procs.poll_until(lambda: procs.thread_state(peer, peer) == "T", description=f"the stop of {peer}")
             result = _try(BLOCKING[name], own)
             if _wants_stop(name):
                 os.kill(peer, signal.SIGCONT)

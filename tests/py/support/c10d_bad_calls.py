@@ -14,7 +14,7 @@ class Bad(NamedTuple):
     """A part of the error's text."""
     on: tuple[int, ...] | None = None
     """The ranks that make the call; None for all."""
-    theirs: str | None = ""
+    torch_error: str | None = ""
     """torch's exception type if it differs, or None if the call is not run with torch."""
     why: str = ""
     """The reason for the difference, or for not running torch."""
@@ -95,7 +95,7 @@ LENGTHS = [
         "ValueError",
         "gather_tensor must be specified on the destination rank",
         on=(0,),
-        theirs=None,
+        torch_error=None,
         why=NOT_IN_2_13,
     ),
     Bad("dist.scatter(f(1), None)", "ValueError", "``scatter_list`` must be specified on source rank", on=(0,)),
@@ -109,7 +109,7 @@ LENGTHS = [
         "dist.all_to_all_single(f(0, 0, 0), f(1, 2, 3))",
         "RuntimeError",
         "does not divide equally across group size",
-        theirs="nothing",
+        torch_error="nothing",
         why="torch 2.13 ignores the remaining elements",
         also="RuntimeError",
     ),
@@ -138,19 +138,19 @@ RANKS = [
     Bad("dist.scatter(f(1), [f(0), f(0)] if me == 0 else None, 0, group_src=0)", "ValueError", BOTH),
     Bad("dist.isend(f(1))", "ValueError", NEITHER),
     Bad("dist.isend(f(1), other, group_dst=other)", "ValueError", BOTH),
-    Bad("dist.isend(f(1), 2)", "ValueError", "invalid rank: got 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.isend(f(1), 2)", "ValueError", "invalid rank: got 2", torch_error=None, why=ENDS_TORCH),
     Bad("dist.isend(f(1), other, tag=-1)", "RuntimeError", "'tag' is negative"),
     Bad("dist.isend(f(1), other, tag='x')", "TypeError", "'tag' must be int"),
     Bad("dist.send(f(1))", "ValueError", NEITHER),
     Bad("dist.send(f(1), me)", "ValueError", "destination rank should not be the same as the rank of the current process"),
-    Bad("dist.send(f(1), 2)", "ValueError", "invalid rank: got 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.send(f(1), 2)", "ValueError", "invalid rank: got 2", torch_error=None, why=ENDS_TORCH),
     Bad("dist.send(f(1), 'x')", "TypeError", "must be int, not str"),
     Bad("dist.send(f(1), other, group_dst=other)", "ValueError", BOTH),
     Bad("dist.send(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
-    Bad("dist.irecv(f(1), 2)", "ValueError", "invalid rank: got 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.irecv(f(1), 2)", "ValueError", "invalid rank: got 2", torch_error=None, why=ENDS_TORCH),
     Bad("dist.irecv(f(1), other, group_src=other)", "ValueError", BOTH),
     Bad("dist.irecv(f(1), other, tag=-1)", "RuntimeError", "'tag' is negative"),
-    Bad("dist.recv(f(1), 2)", "ValueError", "invalid rank: got 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.recv(f(1), 2)", "ValueError", "invalid rank: got 2", torch_error=None, why=ENDS_TORCH),
     Bad("dist.recv(f(1), other, group_src=other)", "ValueError", BOTH),
     Bad("dist.recv(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.P2POp(dist.all_reduce, f(1), 0)", "ValueError", "Invalid ``op``"),
@@ -158,7 +158,7 @@ RANKS = [
     Bad("dist.P2POp(dist.isend, f(1))", "ValueError", NEITHER),
     Bad("dist.P2POp(dist.isend, f(1), 0, group_peer=0)", "ValueError", BOTH),
     Bad("dist.P2POp(dist.isend, f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
-    Bad("dist.P2POp(dist.isend, f(1), 0, group=GONE)", "ValueError", NOT_REGISTERED, theirs=None, why=NOT_IN_2_13),
+    Bad("dist.P2POp(dist.isend, f(1), 0, group=GONE)", "ValueError", NOT_REGISTERED, torch_error=None, why=NOT_IN_2_13),
     Bad("dist.batch_isend_irecv([])", "IndexError", "is empty"),
     Bad("dist.batch_isend_irecv('x')", "ValueError", "Invalid ``p2p_op_list``"),
     Bad("dist.batch_isend_irecv([f(1)])", "ValueError", "Invalid ``p2p_op_list``"),
@@ -172,19 +172,25 @@ RANKS = [
         "dist.batch_isend_irecv([dist.P2POp(dist.irecv, f(1), other), dist.P2POp(dist.isend, f(1), 5)])",
         "ValueError",
         "'p2p_op_list[1]': invalid rank: got 5, expected 0 to 1",
-        theirs=None,
+        torch_error=None,
         why=ENDS_TORCH,
     ),
 ]
 
 OPERATIONS = [
-    Bad("dist.all_reduce(f(1), op='unknown')", "ValueError", "unknown reduction 'unknown': expected one of", theirs="TypeError", why=NAMES_OF_OPS),
+    Bad(
+        "dist.all_reduce(f(1), op='unknown')",
+        "ValueError",
+        "unknown reduction 'unknown': expected one of",
+        torch_error="TypeError",
+        why=NAMES_OF_OPS,
+    ),
     Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp or its name"),
     Bad("dist.all_reduce(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "reduction BAND does not support dtype float32"),
-    Bad("dist.scan('x')", "TypeError", NO_TENSOR, theirs=None, why=NO_SCAN),
-    Bad("dist.scan(f(1), op='unknown')", "ValueError", "unknown reduction 'unknown': expected one of", theirs=None, why=NO_SCAN),
-    Bad("dist.scan(f(1), op=dist.ReduceOp.AVG)", "RuntimeError", "unsupported reduction AVG", theirs=None, why=NO_SCAN),
-    Bad("dist.scan(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "reduction BAND does not support dtype float32", theirs=None, why=NO_SCAN),
+    Bad("dist.scan('x')", "TypeError", NO_TENSOR, torch_error=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op='unknown')", "ValueError", "unknown reduction 'unknown': expected one of", torch_error=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op=dist.ReduceOp.AVG)", "RuntimeError", "unsupported reduction AVG", torch_error=None, why=NO_SCAN),
+    Bad("dist.scan(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "reduction BAND does not support dtype float32", torch_error=None, why=NO_SCAN),
     Bad("dist.all_reduce(f(1), timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
     Bad("dist.barrier(timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
     Bad("dist.monitored_barrier(timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
@@ -192,7 +198,7 @@ OPERATIONS = [
         "dist._coalescing_manager(device='cpu').__enter__()",
         "RuntimeError",
         "Backend gloo does not implement startCoalescing",
-        theirs=None,
+        torch_error=None,
         why="torch accepts only a torch.device, and records all later calls",
     ),
     Bad("dist._time_estimator().__enter__()", "NotImplementedError", "not supported"),
@@ -203,7 +209,7 @@ GROUPS = [
     Bad("dist.barrier(group=3)", "ValueError", INVALID_GROUP),
     # torch raises AttributeError since 2.14
     Bad("dist.monitored_barrier(group=3)", "ValueError", INVALID_GROUP, also="AttributeError"),
-    Bad("dist.all_reduce(f(1), group=gone)", "RuntimeError", "is closed", theirs="nothing", why=CLOSED),
+    Bad("dist.all_reduce(f(1), group=gone)", "RuntimeError", "is closed", torch_error="nothing", why=CLOSED),
     Bad("dist.broadcast(f(1), 0, group=gone)", "ValueError", NOT_REGISTERED),
     Bad("dist.isend(f(1), other, group=gone)", "ValueError", NOT_REGISTERED),
     Bad("dist.init_process_group('gloo')", "ValueError", "initialize the default process group twice"),
@@ -211,7 +217,7 @@ GROUPS = [
     Bad("dist.new_group([0, 1, 2])", "ValueError", "less or equal to the world size"),
     Bad("dist.new_group([5])", "ValueError", "within the world_size"),
     Bad("dist.new_group([-1])", "ValueError", "within the world_size"),
-    Bad("dist.new_group([])", "ValueError", "must not be empty", theirs=None, why=NOT_IN_2_13),
+    Bad("dist.new_group([])", "ValueError", "must not be empty", torch_error=None, why=NOT_IN_2_13),
     Bad("dist.new_group(['x'])", "TypeError", "must be a sequence of integers"),
     Bad("dist.new_group(3)", "TypeError", "must be a sequence of integers"),
     Bad("dist.new_group([0, 1], timeout='x')", "TypeError", "Expected timeout argument"),
@@ -225,16 +231,16 @@ GROUPS = [
     Bad("dist.new_subgroups_by_enumeration([])", "ValueError", "cannot be empty"),
     Bad("dist.split_group()", "ValueError", "cannot be None or empty"),
     Bad("dist.split_group(split_ranks=[])", "ValueError", "cannot be None or empty"),
-    Bad("dist.split_group(split_ranks=[[]])", "ValueError", "cannot be empty", theirs=None, why=NEEDS_DEVICE),
-    Bad("dist.split_group(split_ranks=[[0, 0]])", "ValueError", "duplicate ranks", theirs=None, why=NEEDS_DEVICE),
-    Bad("dist.split_group(split_ranks=[[0, 1, 2]])", "ValueError", "less or equal", theirs=None, why=NEEDS_DEVICE),
+    Bad("dist.split_group(split_ranks=[[]])", "ValueError", "cannot be empty", torch_error=None, why=NEEDS_DEVICE),
+    Bad("dist.split_group(split_ranks=[[0, 0]])", "ValueError", "duplicate ranks", torch_error=None, why=NEEDS_DEVICE),
+    Bad("dist.split_group(split_ranks=[[0, 1, 2]])", "ValueError", "less or equal", torch_error=None, why=NEEDS_DEVICE),
     Bad("dist.shrink_group(0)", "TypeError", "must be a list"),
     Bad("dist.shrink_group([])", "ValueError", "cannot be empty"),
     Bad("dist.shrink_group(['x'])", "TypeError", "must be integers"),
     Bad("dist.shrink_group([0], shrink_flags=7)", "ValueError", "Invalid shrink_flags"),
-    Bad("dist.shrink_group([5])", "ValueError", "is not part of the group", theirs=None, why=NEEDS_SHRINKING),
-    Bad("dist.shrink_group([0, 0])", "ValueError", "duplicate ranks", theirs=None, why=NEEDS_SHRINKING),
-    Bad("dist.shrink_group([0, 1])", "ValueError", "Cannot exclude all ranks", theirs=None, why=NEEDS_SHRINKING),
+    Bad("dist.shrink_group([5])", "ValueError", "is not part of the group", torch_error=None, why=NEEDS_SHRINKING),
+    Bad("dist.shrink_group([0, 0])", "ValueError", "duplicate ranks", torch_error=None, why=NEEDS_SHRINKING),
+    Bad("dist.shrink_group([0, 1])", "ValueError", "Cannot exclude all ranks", torch_error=None, why=NEEDS_SHRINKING),
     Bad("dist.destroy_process_group(gone)", "ValueError", INVALID_GROUP),
     Bad("dist.destroy_process_group('x')", "ValueError", INVALID_GROUP),
     Bad("dist.get_rank(gone)", "ValueError", NOT_REGISTERED),
@@ -246,8 +252,8 @@ GROUPS = [
     Bad("dist.get_group_rank(gone, 0)", "ValueError", NOT_REGISTERED),
     Bad("dist.get_global_rank(pair, 5)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.get_global_rank(gone, 0)", "ValueError", NOT_REGISTERED),
-    Bad("dist.get_process_group_ranks(gone)", "ValueError", NOT_REGISTERED, theirs="KeyError", why=FAILED_LOOKUP),
-    Bad("dist.get_default_backend_for_device('unknown')", "ValueError", "not registered", theirs=None, why=DEVICES),
+    Bad("dist.get_process_group_ranks(gone)", "ValueError", NOT_REGISTERED, torch_error="KeyError", why=FAILED_LOOKUP),
+    Bad("dist.get_default_backend_for_device('unknown')", "ValueError", "not registered", torch_error=None, why=DEVICES),
     Bad("dist.Backend(3)", "ValueError", "string-ish"),
     Bad("dist.BackendConfig('cpu:gloo,cpu:gloo')", "ValueError", "Duplicate device type"),
     Bad("dist.BackendConfig('cpu:gloo,cuda')", "ValueError", "Invalid device:backend pairing"),
@@ -261,7 +267,7 @@ OBJECTS = [
     Bad("dist.all_gather_object([None], me)", "IndexError", "'object_list' is too short: got 1 items, expected 2"),
     Bad("dist.gather_object(me, [None, None] if me == 0 else None, 0, group_dst=0)", "ValueError", BOTH),
     Bad("dist.broadcast_object_list([1], 0, group_src=0)", "ValueError", BOTH),
-    Bad("dist.broadcast_object_list([], 0)", "ValueError", "is empty", theirs=None, why=ENDS_TORCH),
+    Bad("dist.broadcast_object_list([], 0)", "ValueError", "is empty", torch_error=None, why=ENDS_TORCH),
     Bad("dist.scatter_object_list('x', [1, 2], 0)", "ValueError", "Expected argument scatter_object_output_list to be a list"),
     Bad("dist.scatter_object_list([], [1, 2], 0)", "ValueError", "Expected argument scatter_object_output_list to be a list"),
     Bad("dist.send_object_list([1])", "ValueError", NEITHER),
@@ -277,7 +283,7 @@ class Accepted(NamedTuple):
     """A call that dldist accepts and torch rejects."""
 
     call: str
-    theirs: str
+    torch_error: str
     why: str
     also: str = ""
     """See Bad."""

@@ -136,62 +136,62 @@ def collectives(ranks, me, root, kind):
     `me` is this rank's index in the group and `root` the root's; kind supplies the arguments of the
     calls.
     """
-    size, mine = len(ranks), ranks[me]
+    size, member = len(ranks), ranks[me]
     everybody = [x for rank in ranks for x in values_of(rank)]
 
-    x = values_of(mine)
+    x = values_of(member)
     yield kind(dist.all_reduce, x), lambda: x.tolist() == [total(ranks), total(ranks, 1)]
     if backend.has_scan:
-        prefix = values_of(mine)
+        prefix = values_of(member)
         yield kind(dist.scan, prefix), lambda: prefix.tolist() == [total(ranks[: me + 1]), total(ranks[: me + 1], 1)]
-    top = values_of(mine)
+    top = values_of(member)
     yield kind(dist.all_reduce, top, op=dist.ReduceOp.MAX), lambda: top.tolist() == values_of(max(ranks)).tolist()
-    copy = values_of(mine)
+    copy = values_of(member)
     yield kind(dist.broadcast, copy, src=root), lambda: copy.tolist() == values_of(ranks[root]).tolist()
-    summed = values_of(mine)
+    summed = values_of(member)
     expected = [total(ranks), total(ranks, 1)] if me == root else summed.tolist()
     yield kind(dist.reduce, summed, dst=root), lambda: summed.tolist() == expected
     outs = [f(0, 0) for _ in ranks]
-    yield kind(dist.all_gather, outs, values_of(mine)), lambda: [x for out in outs for x in out] == everybody
+    yield kind(dist.all_gather, outs, values_of(member)), lambda: [x for out in outs for x in out] == everybody
     out = f(*[0] * 2 * size)
-    yield kind(dist.all_gather_single, out, values_of(mine)), lambda: out.tolist() == everybody
+    yield kind(dist.all_gather_single, out, values_of(member)), lambda: out.tolist() == everybody
     lists = [[f(0, 0), f(0)] for _ in ranks]
     yield (
-        kind(dist.all_gather_coalesced, lists, [values_of(mine), f(mine)]),
+        kind(dist.all_gather_coalesced, lists, [values_of(member), f(member)]),
         lambda: [x for first, _ in lists for x in first] == everybody and [x for _, last in lists for x in last] == list(ranks),
     )
     gathered = [f(0, 0) for _ in ranks] if me == root else None
     yield (
-        kind(dist.gather, values_of(mine), gathered, dst=root),
+        kind(dist.gather, values_of(member), gathered, dst=root),
         lambda: gathered is None or [x for out in gathered for x in out] == everybody,
     )
     in_one = f(*[0] * 2 * size) if me == root else None
-    yield kind(dist.gather_single, values_of(mine), in_one, dst=root), lambda: in_one is None or in_one.tolist() == everybody
+    yield kind(dist.gather_single, values_of(member), in_one, dst=root), lambda: in_one is None or in_one.tolist() == everybody
     part = f(0, 0)
     parts = [values_of(rank) for rank in ranks] if me == root else None
-    yield kind(dist.scatter, part, parts, src=root), lambda: part.tolist() == values_of(mine).tolist()
+    yield kind(dist.scatter, part, parts, src=root), lambda: part.tolist() == values_of(member).tolist()
     reduced = f(0)
     yield (
-        kind(dist.reduce_scatter, reduced, [f(mine + place) for place in range(size)]),
+        kind(dist.reduce_scatter, reduced, [f(member + place) for place in range(size)]),
         lambda: reduced.tolist() == [sum(ranks) + size * me],
     )
     single = f(0)
     yield (
-        kind(dist.reduce_scatter_single, single, f(*(mine + place for place in range(size)))),
+        kind(dist.reduce_scatter_single, single, f(*(member + place for place in range(size)))),
         lambda: single.tolist() == [sum(ranks) + size * me],
     )
     got = [f(0) for _ in ranks]
     yield (
-        kind(dist.all_to_all, got, [f(10 * mine + place) for place in range(size)]),
+        kind(dist.all_to_all, got, [f(10 * member + place) for place in range(size)]),
         lambda: [x for out in got for x in out] == [10.0 * rank + me for rank in ranks],
     )
     exchanged = f(*[0] * size)
     yield (
-        kind(dist.all_to_all_single, exchanged, f(*(10 * mine + place for place in range(size)))),
+        kind(dist.all_to_all_single, exchanged, f(*(10 * member + place for place in range(size)))),
         lambda: exchanged.tolist() == [10.0 * rank + me for rank in ranks],
     )
     splits = ([size - me] * size, [size - place for place in range(size)])
-    uneven, given = f(*[0] * sum(splits[0])), f(*[mine] * sum(splits[1]))
+    uneven, given = f(*[0] * sum(splits[0])), f(*[member] * sum(splits[1]))
     yield (
         kind(dist.all_to_all_single, uneven, given, *splits),
         lambda: uneven.tolist() == [float(rank) for rank in ranks for _ in range(size - me)],
@@ -276,7 +276,7 @@ def works(rank, size):
     outs = [f(0) for _ in range(size)]
     work = dist.all_gather(outs, f(rank), async_op=True)
     work.wait()
-    assert all(mine is theirs for mine, theirs in zip(work.result(), outs, strict=True))
+    assert all(member is theirs for member, theirs in zip(work.result(), outs, strict=True))
     assert dist.barrier(async_op=True).wait() is True
 
 
@@ -672,7 +672,7 @@ def settings_of_a_group(rank, size):
 def watched(group):
     """Yield the list of operation names that a hook of the group sees."""
     seen = []
-    group.register_pre_hook(1, lambda told: seen.append(told.name))
+    group.register_pre_hook(1, lambda args: seen.append(args.name))
     try:
         yield seen
     finally:

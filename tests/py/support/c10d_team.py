@@ -61,10 +61,10 @@ class Teams:
         try:
             return self._team.run(command)
         except BaseException:
-            self.give_up()
+            self.discard()
             raise
 
-    def give_up(self):
+    def discard(self):
         team, self._team = self._team, None
         if team is not None:
             team.children.close()

@@ -20,7 +20,7 @@ import warnings
 LIMIT_S = 20.0
 
 
-class Ours:
+class Dldist:
     """dldist, with tensors of the standard library."""
 
     def __init__(self):
@@ -43,7 +43,7 @@ class Ours:
         return self.dist.new_group(list(range(size))[::-1], sort_ranks=False)
 
 
-class Torchs:
+class Torch:
     """torch.distributed with Gloo."""
 
     def __init__(self):
@@ -107,7 +107,7 @@ def evaluate(call, names):
 
 def texts(channel, name, port, rank, size):
     """Evaluate calls that the parent sends, until it sends None."""
-    library = {"dldist": Ours, "torch": Torchs}[name]()
+    library = {"dldist": Dldist, "torch": Torch}[name]()
     dist = library.dist
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     limit = datetime.timedelta(seconds=LIMIT_S)

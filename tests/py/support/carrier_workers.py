@@ -103,14 +103,14 @@ def in_world(carrier):
     group_workers.open_group = lambda port, rank, size, **options: open_world(carrier, port, rank, size, **options)
 
 
-def victim(channel, carrier, port, rank, size, what):
+def lose_last_rank(channel, carrier, port, rank, size, variant):
     in_world(carrier)
-    return group_workers.victim(channel, port, rank, size, what)
+    return group_workers.lose_last_rank(channel, port, rank, size, variant)
 
 
-def interrupted(channel, carrier, port, rank, size, what):
+def interrupted(channel, carrier, port, rank, size, variant):
     in_world(carrier)
-    return group_workers.interrupted(channel, port, rank, size, what)
+    return group_workers.interrupted(channel, port, rank, size, variant)
 
 
 def exit_without_close(channel, carrier, port, rank, size, how):

@@ -62,10 +62,10 @@ def collectives(first, second):
     }
     for name, arguments in calls.items():
         plan = getattr(first, f"plan_{name}")(*arguments)
-        theirs = [array("d", values) for values in arguments]
+        second_arguments = [array("d", values) for values in arguments]
         call = getattr(second, name)
-        yield name, plan.start, plan.wait, lambda call=call, theirs=theirs: call(*theirs)
-        yield f"plan_{name}", plan.start, plan.wait, getattr(second, f"plan_{name}")(*theirs)
+        yield name, plan.start, plan.wait, lambda call=call, second_arguments=second_arguments: call(*second_arguments)
+        yield f"plan_{name}", plan.start, plan.wait, getattr(second, f"plan_{name}")(*second_arguments)
 
 
 def messages(first, second):

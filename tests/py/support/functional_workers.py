@@ -77,14 +77,14 @@ class Library:
             x = list(x)
         return numpy.asarray(x).astype("complex128")
 
-    def expect(self, got, values, like, what):
-        assert type(got) is type(like), f"{what}: a {type(got).__name__} for a {type(like).__name__}"
+    def expect(self, got, values, like, description):
+        assert type(got) is type(like), f"{description}: a {type(got).__name__} for a {type(like).__name__}"
         for attribute in ("dtype", "typecode"):
-            assert getattr(got, attribute, None) == getattr(like, attribute, None), f"{what}: {attribute}"
+            assert getattr(got, attribute, None) == getattr(like, attribute, None), f"{description}: {attribute}"
         values = numpy.asarray(values)
         read = self.read(got)
-        assert read.shape == (values.size,) if self.is_flat else read.shape == values.shape, f"{what}: {read.shape}"
-        assert (read.ravel() == values.ravel()).all(), f"{what}: {read} instead of {values}"
+        assert read.shape == (values.size,) if self.is_flat else read.shape == values.shape, f"{description}: {read.shape}"
+        assert (read.ravel() == values.ravel()).all(), f"{description}: {read} instead of {values}"
 
 
 def put_in(rank):
@@ -104,18 +104,18 @@ def every_function(group, library, dtype):
     x = kind.make(given[rank])
 
     def check(call, *args, wanted, **options):
-        what = f"{call.__name__} of {library} {dtype} {args} {options}"
+        description = f"{call.__name__} of {library} {dtype} {args} {options}"
         got = call(x, *args, group=group, **options)
         pending = call(x, *args, group=group, async_op=True, **options)
         assert type(pending) is F.Pending and "Pending" in repr(pending)
         later = pending.wait(20)
         assert later is pending.wait() and pending.done()
         if wanted is None:
-            assert got is None and later is None, what
+            assert got is None and later is None, description
         else:
-            kind.expect(got, wanted, x, what)
-            kind.expect(later, wanted, x, what)
-        kind.expect(x, given[rank], x, f"the input of {what}")
+            kind.expect(got, wanted, x, description)
+            kind.expect(later, wanted, x, description)
+        kind.expect(x, given[rank], x, f"the input of {description}")
 
     check(F.all_reduce, wanted=total)
     check(F.scan, wanted=sum(given[: rank + 1]))
@@ -123,10 +123,10 @@ def every_function(group, library, dtype):
         check(F.all_reduce, "max", wanted=numpy.maximum.reduce(given))
         check(F.all_reduce, dldist.ReduceOp.MIN, wanted=numpy.minimum.reduce(given))
     for root in {0, n - 1}:
-        mine = rank == root
-        check(F.reduce, root, wanted=total if mine else None)
+        is_root = rank == root
+        check(F.reduce, root, wanted=total if is_root else None)
         check(F.broadcast, root, wanted=given[root])
-        check(F.gather, root, wanted=numpy.concatenate(given) if mine else None)
+        check(F.gather, root, wanted=numpy.concatenate(given) if is_root else None)
     for axis in kind.axes:
         together = numpy.concatenate(given, axis)
         check(F.all_gather, axis, wanted=together)
@@ -407,11 +407,11 @@ def jax_order(group):
     # A compiled call must keep its place in the order while its input is still being computed.
     seen = []
 
-    def look(x):
+    def record(x):
         seen.append(group.sequence)
         return x
 
-    late = jax.jit(lambda x: F.all_reduce(jax.pure_callback(look, x, x), group=group))
+    late = jax.jit(lambda x: F.all_reduce(jax.pure_callback(record, x, x), group=group))
     late(jnp.ones(1000)).block_until_ready()
     large = jnp.ones((1000, 1000))
     products = jax.jit(lambda x: (x @ x @ x @ x @ x)[0])

@@ -151,10 +151,10 @@ def finish(work):
     assert work.wait(*place.to_the_end) is True
 
 
-def refuses(call, expected, what):
+def refuses(call, expected, description):
     kind, text = expected
     got = raised(call)
-    assert got is not None and got[0] == kind and text in got[1], f"{what}: {got} instead of {expected}"
+    assert got is not None and got[0] == kind and text in got[1], f"{description}: {got} instead of {expected}"
 
 
 class Kind:
@@ -199,9 +199,9 @@ def read(tensor):
     return tensor.tolist()
 
 
-def expect(tensor, values, what):
+def expect(tensor, values, description):
     got = read(tensor)
-    assert got == values, f"{what}: {got[:8]}... instead of {values[:8]}..."
+    assert got == values, f"{description}: {got[:8]}... instead of {values[:8]}..."
 
 
 # ---- every operation against plain Python
@@ -226,14 +226,14 @@ def sweep_reductions(group, name, counts, ops=None):
                 expect(tensor, reduced if rank == root else given[rank], f"reduce {op} of {name}")
             # Every rank contributes n blocks of `count` elements; rank r receives the reduction of
             # the r-th blocks.
-            mine = [give(kind, rank, count, salt=k) for k in range(n)]
+            own_blocks = [give(kind, rank, count, salt=k) for k in range(n)]
             wanted = [kind.reduce(op, [put for put in column]) for column in
                       zip(*(give(kind, r, count, salt=rank) for r in range(n)))]
             output = kind.zeros(count)
-            group.reduce_scatter(output, [kind.make(block) for block in mine], op)
+            group.reduce_scatter(output, [kind.make(block) for block in own_blocks], op)
             expect(output, wanted, f"reduce_scatter {op} of {name}")
             output = kind.zeros(count)
-            group.reduce_scatter_single(output, kind.make(sum(mine, [])), op)
+            group.reduce_scatter_single(output, kind.make(sum(own_blocks, [])), op)
             expect(output, wanted, f"reduce_scatter_single {op} of {name}")
     return len(counts)
 
@@ -779,7 +779,7 @@ def many_works(group):
     assert [read(tensor) for tensor in tensors] == [[k * group.size] for k in range(300)]
 
 
-def late_rank(group, what):
+def late_rank(group, variant):
     """Test calls on an unfinished work. Rank 0 makes them; the other ranks wait for its release."""
     rank = group.rank
     group.barrier()  # connects all ranks
@@ -791,7 +791,7 @@ def late_rank(group, what):
     handed_over = [group.all_reduce(tensor, async_op=True)]
 
     look = {"questions": unfinished_questions, "callbacks": unfinished_callbacks, "await": unfinished_await,
-            "futures": unfinished_futures, "dropped": unfinished_dropped}[what]
+            "futures": unfinished_futures, "dropped": unfinished_dropped}[variant]
     return look(handed_over.pop(), tensor, lambda: place.let_go(group))
 
 
@@ -1071,9 +1071,9 @@ def attempt(group, call):
     return {"kinds": [], "text": "", "seconds": time.monotonic() - start}
 
 
-def mismatched(group, what):
+def mismatched(group, variant):
     rank = group.rank
-    part = group.split(list(range(group.size)), f"mismatch {what}", timeout=5)
+    part = group.split(list(range(group.size)), f"mismatch {variant}", timeout=5)
     tensor = make("f", [1.0] * 4)
     odd = rank == group.size - 1
     calls = {
@@ -1087,16 +1087,16 @@ def mismatched(group, what):
         "block": lambda: part.all_gather([make("f", [0.0] * (3 if odd and r == 0 else 4))
                                           for r in range(part.size)], tensor),
     }
-    first = attempt(part, calls[what])
+    first = attempt(part, calls[variant])
     later = attempt(part, part.barrier)
     group.barrier()
     part.close()
     return first, later
 
 
-def too_late(group, what):
+def too_late(group, variant):
     """Rank 0 waits for a call that the other ranks do not make in time."""
-    part = group.split(list(range(group.size)), f"late {what}")
+    part = group.split(list(range(group.size)), f"late {variant}")
     result = None
     if group.rank == 0:
         tensor = make("i", [1])
@@ -1106,7 +1106,7 @@ def too_late(group, what):
             "recv any": lambda: part.recv(tensor, timeout=0.3),
             "async": lambda: part.all_reduce(tensor, async_op=True, timeout=0.3).wait(),
             "default": lambda: (setattr(part, "timeout", 0.3), part.barrier()),
-        }[what])
+        }[variant])
     group.barrier()
     part.close(1)
     return result
@@ -1200,7 +1200,7 @@ def left_by_exception(group):
 # ---- separate processes
 
 
-def victim(channel, port, rank, size, what):
+def lose_last_rank(channel, port, rank, size, variant):
     """Wait in a call and return how it ended. The parent kills or interrupts one rank."""
     group = open_group(port, rank, size, timeout=60)
     part = group.split(list(range(size)))
@@ -1214,16 +1214,16 @@ def victim(channel, port, rank, size, what):
     }
     pending = group.irecv(array.array("i", [0]), size - 1, 42)
     channel.send(("ready", os.getpid()))
-    if rank == size - 1 and what != "interrupted":
+    if rank == size - 1 and variant != "interrupted":
         time.sleep(60)
-    result = attempt(group, calls["barrier" if what == "interrupted" else what])
+    result = attempt(group, calls["barrier" if variant == "interrupted" else variant])
     results = [result, attempt(group, pending.wait), attempt(group, group.barrier), attempt(part, part.barrier)]
     channel.send(results)
     channel.recv()
     return None
 
 
-def interrupted(channel, port, rank, size, what):
+def interrupted(channel, port, rank, size, variant):
     """Rank 0 is interrupted in a call that never ends; the other ranks must get an error."""
     group = open_group(port, rank, size, timeout=60)
     group.barrier()
@@ -1239,8 +1239,8 @@ def interrupted(channel, port, rank, size, what):
             "wait": lambda: group.irecv(buffer, 1).wait(),
             "future": lambda: group.irecv(buffer, 1).get_future().wait(),
             "monitored_barrier": group.monitored_barrier,
-        }[what])
-        if what in ("wait", "future"):
+        }[variant])
+        if variant in ("wait", "future"):
             group.abort("interrupted in a wait")
     channel.send(result)
     channel.recv()

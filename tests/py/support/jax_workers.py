@@ -25,24 +25,24 @@ def member(channel, address, rank, size, is_dldist=True):
     os._exit(0)
 
 
-def _spread(rows, mesh, *names):
+def _distribute(rows, mesh, *names):
     """Make an array whose first dimensions lie along these mesh axes, from each device's rows."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
     sharding = NamedSharding(mesh, PartitionSpec(*names))
     whole = (*(mesh.shape[name] for name in names), *rows[0].shape)
-    return jax.make_array_from_callback(whole, sharding, lambda index: rows[_place(index, mesh, names)].reshape((1,) * len(names) + rows[0].shape))
+    return jax.make_array_from_callback(whole, sharding, lambda index: rows[_position(index, mesh, names)].reshape((1,) * len(names) + rows[0].shape))
 
 
-def _place(index, mesh, names):
+def _position(index, mesh, names):
     number = 0
     for name, part in zip(names, index):
         number = number * mesh.shape[name] + (part.start or 0)
     return number
 
 
-def _mine(array):
+def _local_part(array):
     import numpy
 
     return numpy.asarray(array.addressable_data(0))
@@ -83,7 +83,7 @@ def dtypes_and_reductions():
         rows = [numpy.asarray(jnp.asarray([(place + 2) % 3, place + 1, 1, 0, 2, place % 2] * size, name)) for place in range(size)]
         for call, (function, expected) in {**_reductions(rows, rank), **_moves(rows, rank)}.items():
             try:
-                found = _mine(_compile(function, _line())(_spread(rows, _line(), "x")))[0]
+                found = _local_part(_compile(function, _line())(_distribute(rows, _line(), "x")))[0]
             except jax.errors.JaxRuntimeError as error:
                 problems[call, name] = str(error)
                 continue
@@ -136,7 +136,7 @@ def sizes():
     counts = {}
     for count in (0, 1, 7, 1000, 65_537, 1_000_003):
         rows = [numpy.arange(count, dtype="float32") % 97 + rank for rank in range(size)]
-        found = _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x")))[0]
+        found = _local_part(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_distribute(rows, mesh, "x")))[0]
         counts[count] = int((found != sum(rows)).sum())
     return counts
 
@@ -149,13 +149,13 @@ def axes_of_a_mesh():
 
     mesh = Mesh(numpy.array(jax.devices()).reshape(2, 2), ("y", "x"))
     rows = [numpy.array([10.0**rank]) for rank in range(4)]
-    x = _spread(rows, mesh, "y", "x")
+    x = _distribute(rows, mesh, "y", "x")
 
     def call(x):
         sums = [jax.lax.psum(x, axis) for axis in ("x", "y", ("y", "x"))]
         return jax.numpy.concatenate(sums)
 
-    return _mine(_compile(call, mesh, ("y", "x"))(x)).ravel().tolist()
+    return _local_part(_compile(call, mesh, ("y", "x"))(x)).ravel().tolist()
 
 
 def loops_and_branches():
@@ -172,7 +172,7 @@ def loops_and_branches():
         summed, _ = jax.lax.scan(lambda carry, _: (jax.lax.psum(carry, "x"), None), x + 0 * total, None, length=2)
         return jax.lax.cond(total[0] > 0, lambda x: jax.lax.psum(x, "y"), lambda x: x * 2, summed)
 
-    return _mine(_compile(call, mesh, ("y", "x"))(_spread(rows, mesh, "y", "x"))).ravel().tolist()
+    return _local_part(_compile(call, mesh, ("y", "x"))(_distribute(rows, mesh, "y", "x"))).ravel().tolist()
 
 
 def scatters():
@@ -184,7 +184,7 @@ def scatters():
     devices = numpy.array(jax.devices())
     mesh = Mesh(devices.reshape(2, -1), ("y", "x"))
     rows = [numpy.random.default_rng(rank).integers(0, 100, (64, 96)).astype("float64") for rank in range(len(devices))]
-    x = _spread(rows, mesh, "y", "x")
+    x = _distribute(rows, mesh, "y", "x")
 
     def call(x):
         part = jax.lax.psum_scatter(x, "x", scatter_dimension=0, tiled=True)
@@ -196,7 +196,7 @@ def scatters():
     expected = total[place[1] * height :][:height, place[0] * width :][:, :width]
     nwrong = 0
     for _ in range(150):
-        nwrong += not (_mine(run(x)).reshape(expected.shape) == expected).all()
+        nwrong += not (_local_part(run(x)).reshape(expected.shape) == expected).all()
     return nwrong
 
 
@@ -216,7 +216,7 @@ def recorded():
         lambda x: jax.lax.psum_scatter(x, "x", tiled=True),
         lambda x: jax.lax.ppermute(x, "x", ring),
     ):
-        _compile(call, mesh)(_spread(rows, mesh, "x")).block_until_ready()
+        _compile(call, mesh)(_distribute(rows, mesh, "x")).block_until_ready()
     found = []
     for entry in dldist.flight_recorder.entries():
         assert entry["state"] == "completed" and entry["process_group"][0].startswith("jax/"), entry
@@ -230,7 +230,7 @@ def sum_once():
 
     mesh = _line()
     rows = [numpy.ones(4)] * jax.device_count()
-    return _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x"))).ravel().tolist()
+    return _local_part(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_distribute(rows, mesh, "x"))).ravel().tolist()
 
 
 def sum_until_it_fails():
@@ -271,7 +271,7 @@ def sums_of_several_devices(channel, address, rank, size):
     jax.distributed.initialize(address, size, rank)
     mesh = Mesh(numpy.array(jax.devices()).reshape(size, 2), ("y", "x"))
     rows = [numpy.array([10.0**place], "float32") for place in range(2 * size)]
-    x = _spread(rows, mesh, "y", "x")
+    x = _distribute(rows, mesh, "y", "x")
     run = _compile(lambda x: jax.numpy.concatenate([jax.lax.psum(x, axis) for axis in ("x", "y", ("y", "x"))]), mesh, ("y", "x"))
     channel.send([numpy.asarray(shard.data).ravel().tolist() for _ in range(20) for shard in run(x).addressable_shards])
     channel.recv()
@@ -294,7 +294,7 @@ def sum_of_some_processes(channel, address, rank, size):
         if rank in chosen:
             mesh = Mesh(numpy.array(jax.devices())[chosen], ("x",))
             rows = [numpy.array([10.0**place], "float32") for place in chosen]
-            reply += _mine(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_spread(rows, mesh, "x"))).ravel().tolist()
+            reply += _local_part(_compile(lambda x: jax.lax.psum(x, "x"), mesh)(_distribute(rows, mesh, "x"))).ravel().tolist()
     channel.send(reply)
     channel.recv()
     os._exit(0)
@@ -315,7 +315,7 @@ def sum_after_others(channel, address, rank, size):
     some = Mesh(numpy.array(jax.devices())[:2], ("x",))
     if rank < 2:
         rows = [numpy.ones(1, "float32")] * 2
-        _compile(lambda x: jax.lax.psum(x, "x"), some).lower(_spread(rows, some, "x")).compile()
+        _compile(lambda x: jax.lax.psum(x, "x"), some).lower(_distribute(rows, some, "x")).compile()
     channel.send(sum_once())
     channel.recv()
     os._exit(0)

@@ -10,10 +10,10 @@ import os
 import sys
 import tempfile
 
-OURS = ("csrc/", "dldist/_core.")
+DLDIST_FRAMES = ("csrc/", "dldist/_core.")
 # The flight recorder uses its own pages, which LeakSanitizer does not scan for pointers. The C
 # tests check it for leaks.
-UNSEEN = "csrc/observe/"
+IGNORED_FRAMES = "csrc/observe/"
 
 
 def is_possible():
@@ -64,4 +64,4 @@ def leaks():
     runtime.__lsan_do_recoverable_leak_check()
     runtime.__sanitizer_set_report_path(b"stderr")
     blocks = [block for block in take_report(os.getpid()).split("\n\n") if "leak of" in block]
-    return [block for block in blocks if UNSEEN not in block and any(part in block for part in OURS)]
+    return [block for block in blocks if IGNORED_FRAMES not in block and any(part in block for part in DLDIST_FRAMES)]

@@ -15,7 +15,7 @@ LIMIT_S = 10.0
 
 def open_world(port, rank, size, timeout=20.0, has_python_store=False):
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
-    return dldist.World(Fragile(store) if has_python_store else store, rank, size, timeout=timeout)
+    return dldist.World(FailingStore(store) if has_python_store else store, rank, size, timeout=timeout)
 
 
 def await_file(path, since):
@@ -186,10 +186,10 @@ def forks(channel, port, rank, size):
             os.write(writer, repr((flight_recorder.request_dump(), flight_recorder.report())).encode())
             os._exit(0)
         os.close(writer)
-        told = os.read(reader, 100).decode()
+        messages = os.read(reader, 100).decode()
         os.close(reader)
         assert os.waitpid(pid, 0)[1] == 0
-        channel.send(told)
+        channel.send(messages)
     world.barrier()
     world.close()
     return None
@@ -226,7 +226,7 @@ def refused(channel):
     return None
 
 
-def leaves(channel, port, rank, size):
+def exit_without_close(channel, port, rank, size):
     """Exit without closing anything; return the time when the exit began."""
     world = open_world(port, rank, size)
     world.barrier()
@@ -256,7 +256,7 @@ def signal_after_the_end(channel):
     return before, heard
 
 
-class Fragile(dldist.Store):
+class FailingStore(dldist.Store):
     """A store written in Python that can start to fail."""
 
     def __init__(self, inner=None):
@@ -275,7 +275,7 @@ def _hand_on(name):
 
 
 for _name in "set get add compare_set wait check delete_key num_keys".split():
-    setattr(Fragile, _name, _hand_on(_name))
+    setattr(FailingStore, _name, _hand_on(_name))
 
 
 def has_a_store_that_fails(channel):
@@ -283,17 +283,17 @@ def has_a_store_that_fails(channel):
     import logging
     import threading
 
-    told, has_been_logged = [], threading.Event()
+    messages, has_been_logged = [], threading.Event()
 
     class Collect(logging.Handler):
         def emit(self, record):
-            told.append(record.getMessage())
-            if "stops using a store" in told[-1]:
+            messages.append(record.getMessage())
+            if "stops using a store" in messages[-1]:
                 has_been_logged.set()
 
     logging.getLogger("dldist").addHandler(Collect())
     logging.getLogger("dldist").setLevel(logging.DEBUG)
-    store = Fragile()
+    store = FailingStore()
     worlds = [None, None]
 
     def join(rank):
@@ -306,7 +306,7 @@ def has_a_store_that_fails(channel):
     for thread in threads:
         thread.join(LIMIT_S)
     store.error = KeyError("out of order \udc80")
-    assert has_been_logged.wait(LIMIT_S), told
+    assert has_been_logged.wait(LIMIT_S), messages
     threads = [threading.Thread(target=world.barrier) for world in worlds]  # continue without it
     for thread in threads:
         thread.start()
@@ -315,4 +315,4 @@ def has_a_store_that_fails(channel):
     store.error = None
     for world in worlds:
         world.abort()
-    return [text for text in told if "stops using a store" in text]
+    return [text for text in messages if "stops using a store" in text]

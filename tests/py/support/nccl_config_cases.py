@@ -54,10 +54,10 @@ def test_each_collective_is_configured(stubs, function):
         x, many = array(stubs, [1, 2], rank), array(stubs, [1, 2, 3, 4], rank)
         with nccl.coll_config(max_ctas=4, alg_selection="ring", user_profiler_tag=1 << 40):
             COLLECTIVES[function](group, x, many)
-        told = stubs.nccl.coll_config()
+        configuration = stubs.nccl.coll_config()
         group.barrier()
         COLLECTIVES[function](group, x, many)
-        return told
+        return configuration
 
     wanted = "minCTAs=1 maxCTAs=4 algSelection=ring forceAlgSelection=1 userProfilerTag=0x10000000000"
     assert on_ranks(2, run) == [wanted] * 2
@@ -84,7 +84,7 @@ def test_composed_calls_are_configured(stubs):
 
 @needs_configs
 def test_blocks_nest_and_are_per_thread(stubs):
-    def told(group, x, **fields):
+    def configuration(group, x, **fields):
         stubs.nccl.reset()
         group.all_reduce(x)
         return stubs.nccl.coll_config()
@@ -93,21 +93,21 @@ def test_blocks_nest_and_are_per_thread(stubs):
     x = array(stubs, [1, 2])
     outer = nccl.coll_config(nvls_ctas=2)
     with outer:
-        assert told(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
+        assert configuration(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
         with nccl.coll_config(cga_cluster_size=3), outer:
-            assert told(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
+            assert configuration(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
         with nccl.coll_config(cga_cluster_size=3):
-            assert told(group, x) == "cgaClusterSize=3 forceAlgSelection=1"
+            assert configuration(group, x) == "cgaClusterSize=3 forceAlgSelection=1"
             others = []
-            thread = threading.Thread(target=lambda: others.append(told(group, x)))
+            thread = threading.Thread(target=lambda: others.append(configuration(group, x)))
             thread.start()
             thread.join(LIMIT_S)
             assert others == [""]
         with pytest.raises(ZeroDivisionError), nccl.coll_config():
-            assert told(group, x) == "forceAlgSelection=1"
+            assert configuration(group, x) == "forceAlgSelection=1"
             raise ZeroDivisionError
-        assert told(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
-    assert told(group, x) == ""
+        assert configuration(group, x) == "nvlsCTAs=2 forceAlgSelection=1"
+    assert configuration(group, x) == ""
     group.close(1)
 
 
@@ -239,7 +239,7 @@ def test_communicators_without_groups_are_configured(stubs):
 def test_communicators_of_single_ranks_are_configured(stubs):
     calls = Calls(stubs, "ncclAllReduce")
     comms = nccl.NcclComms([0, 1]).split()
-    sums, told = [None] * 2, [None] * 2
+    sums, configuration = [None] * 2, [None] * 2
 
     def run(comm):
         x = array(stubs, [1, 2], comm.rank)
@@ -248,7 +248,7 @@ def test_communicators_of_single_ranks_are_configured(stubs):
         x.synchronize()
         comm.all_reduce([x])
         sums[comm.rank] = x.numpy().tolist()
-        told[comm.rank] = stubs.nccl.coll_config()
+        configuration[comm.rank] = stubs.nccl.coll_config()
 
     threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
     for thread in threads:
@@ -256,7 +256,7 @@ def test_communicators_of_single_ranks_are_configured(stubs):
     for thread in threads:
         thread.join(LIMIT_S)
     assert sums == [[4, 8]] * 2
-    assert told == ["minCTAs=1 maxCTAs=3 forceAlgSelection=1"] * 2
+    assert configuration == ["minCTAs=1 maxCTAs=3 forceAlgSelection=1"] * 2
     assert calls.made() == [2, 2]
     for comm in comms:
         comm.close()

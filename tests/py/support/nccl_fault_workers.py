@@ -18,7 +18,7 @@ SOON_S = 1.0
 """The time in which other ranks get a rank's failure (docs/watchdog.md)."""
 SLACK_S = 1.0
 """Extra time for a busy machine."""
-LEFT_BEHIND = ("comm", "stream", "event")
+LEAK_KINDS = ("comm", "stream", "event")
 
 
 class Rank:
@@ -35,10 +35,10 @@ class Rank:
         self.stubs = stubs
         self.store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
         self.name = ""
-        self.meetings = 0
+        self.nwaits = 0
 
     @property
-    def is_culprit(self):
+    def is_faulty(self):
         return self.rank == 1
 
     def open(self, timeout=LIMIT_S, name="", **options):
@@ -50,17 +50,17 @@ class Rank:
 
         return self.stubs.Array(self.stubs, numpy.asarray(values or (1.0,), dtype="float32"), device=self.device)
 
-    def meet(self):
+    def wait_for_all(self):
         """Wait until all ranks have called this."""
-        self.meetings += 1
-        key = f"meet/{self.name}/{self.meetings}"
+        self.nwaits += 1
+        key = f"meet/{self.name}/{self.nwaits}"
         if self.store.add(key, 1) == self.size:
             self.store.set(key + "/go", "")
         self.store.wait([key + "/go"], LIMIT_S)
 
     def live(self):
         gc.collect()
-        return {kind: self.stubs.nccl.live(kind) if kind == "comm" else self.stubs.cuda.live(kind) for kind in LEFT_BEHIND}
+        return {kind: self.stubs.nccl.live(kind) if kind == "comm" else self.stubs.cuda.live(kind) for kind in LEAK_KINDS}
 
     def end_faults(self):
         self.stubs.nccl.release()
@@ -79,12 +79,12 @@ def member(channel, port, rank, size, version):
         name = channel.recv(120)
         if name is None:
             return "closed"
-        ctx.name, ctx.meetings = name, 0
+        ctx.name, ctx.nwaits = name, 0
         before = ctx.live()
         reply = None
         try:
             reply = globals()[name](ctx)
-            ctx.meet()
+            ctx.wait_for_all()
             ctx.end_faults()
             works_again(ctx, name)
             wait_until(lambda: ctx.live() == before, f"nothing is left: {ctx.live()}, before it was {before}")
@@ -108,10 +108,10 @@ def works_again(ctx, name):
         assert x.numpy().tolist() == [sum(range(ctx.size))]
 
 
-def wait_until(condition, what, seconds=LIMIT_S):
+def wait_until(condition, description, seconds=LIMIT_S):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, description
         time.sleep(0.002)
 
 
@@ -170,7 +170,7 @@ def check_cause(ctx, group, *texts):
     """Check the group's error: NCCL's on the rank where it occurred, and that rank's reason on the
     other ranks."""
     check_error(group.error, dldist.DistBackendError, *texts)
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         assert group.error.rank is None and kind_of_error(group) == "COMM_ERROR"
     else:
         check_error(group.error, dldist.DistBackendError, "rank 1 failed: ")
@@ -186,12 +186,12 @@ REASON = ("ncclRemoteError (6)", "remote process exited or there was a network e
 def error_during_collectives(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.hang_kernel(1)
     works, called = start_works(ctx, group)
-    ctx.meet()
+    ctx.wait_for_all()
     since = time.monotonic()
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.async_error(1, 6, text="no route to host")
     seconds = check_ends(ctx, group, works, called, since, SOON_S, dldist.DistBackendError, *REASON)
     check_cause(ctx, group, *REASON)
@@ -204,9 +204,9 @@ def error_while_idle(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.barrier()
-    ctx.meet()
+    ctx.wait_for_all()
     since = time.monotonic()
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.async_error(1, 6, text="no route to host")
     wait_until(lambda: group.error is not None, "the error")
     assert time.monotonic() - since < 1 + SOON_S + SLACK_S
@@ -218,8 +218,8 @@ def error_while_idle(ctx):
 def launch_fails(ctx):
     group = ctx.open(config={"blocking": 0})
     group.all_reduce(ctx.array(1))
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.fail("(launch)", result=6, text="no route to host")
     since = time.monotonic()
     error = raised_by(lambda: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S))
@@ -233,9 +233,9 @@ def call_fails(ctx):
     """NCCL rejects a call on one rank after other ranks have enqueued theirs."""
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    works, called = ([], []) if ctx.is_culprit else start_works(ctx, group, 2)
-    ctx.meet()
-    if ctx.is_culprit:
+    works, called = ([], []) if ctx.is_faulty else start_works(ctx, group, 2)
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.fail("ncclAllReduce", result=6, text="no route to host")
         check_error(raised_by(lambda: group.all_reduce(ctx.array(1))), dldist.DistBackendError, *REASON)
     else:
@@ -261,8 +261,8 @@ def check_init(ctx, group, *texts):
 
 def init_fails(ctx):
     group = ctx.open()
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.fail("ncclCommInitRankConfig", result=6, text="no route to host")
     return check_init(ctx, group, *REASON)
 
@@ -270,15 +270,15 @@ def init_fails(ctx):
 def init_fails_later(ctx):
     """A nonblocking communicator fails in the background."""
     group = ctx.open(config={"blocking": 0})
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.fail("(init)", result=6, text="no route to host")
     return check_init(ctx, group, *REASON)
 
 
 def unique_id_fails(ctx):
     group = ctx.open()
-    ctx.meet()
+    ctx.wait_for_all()
     if ctx.rank == 0:
         ctx.stubs.nccl.fail("ncclGetUniqueId", result=6, text="no route to host")
     return check_init(ctx, group, *REASON)
@@ -286,7 +286,7 @@ def unique_id_fails(ctx):
 
 def a_rank_does_not_come(ctx):
     group = ctx.open(timeout=0.5)
-    if not ctx.is_culprit:
+    if not ctx.is_faulty:
         since = time.monotonic()
         error = raised_by(lambda: group.all_reduce(ctx.array(1)))
         assert time.monotonic() - since < 1.5 + SOON_S + SLACK_S
@@ -301,8 +301,8 @@ def hung_kernel(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.timeout = 0.5
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.hang_kernel(1)
     since = time.monotonic()
     works, called = start_works(ctx, group)
@@ -315,15 +315,15 @@ def rank_without_a_call(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.timeout = 0.7
-    ctx.meet()
+    ctx.wait_for_all()
     since = time.monotonic()
-    if not ctx.is_culprit:
+    if not ctx.is_faulty:
         works, called = start_works(ctx, group, 2)
         check_ends(ctx, group, works, called, since, 0.7 + SOON_S, dldist.DistTimeoutError, "timed out after 0.7 s")
         assert kind_of_error(group) in ("TIMEOUT", "REMOTE_ERROR")
     wait_until(lambda: group.error is not None, "the timeout of other ranks")
     assert time.monotonic() - since < 0.7 + SOON_S + SLACK_S
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         check_error(group.error, dldist.DistTimeoutError, "failed: all_reduce #", "timed out after 0.7 s")
         assert kind_of_error(group) == "REMOTE_ERROR"
     group.close()
@@ -346,12 +346,12 @@ def slow_kernels(ctx):
 def one_rank_aborts(ctx):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.hang_kernel(1)
     works, called = start_works(ctx, group)
-    ctx.meet()
+    ctx.wait_for_all()
     since = time.monotonic()
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         group.abort("enough of it")
         assert time.monotonic() - since < 2
     check_ends(ctx, group, works, called, since, SOON_S, dldist.DistAbortedError, "enough of it")
@@ -362,19 +362,19 @@ def an_abort_hangs(ctx):
     """Works must end even if NCCL's abort hangs, and close() must wait at most a second."""
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.hang_kernel(1)
         ctx.stubs.nccl.hang("ncclCommAbort")
     works, called = start_works(ctx, group)
-    ctx.meet()
+    ctx.wait_for_all()
     since = time.monotonic()
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.async_error(1, 6, text="no route to host")
     check_ends(ctx, group, works, called, since, SOON_S, dldist.DistBackendError, *REASON)
     since = time.monotonic()
     group.close()
     assert time.monotonic() - since < 1 + SLACK_S
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         wait_until(lambda: ctx.stubs.nccl.hanging() == 1, "the abort that hangs")
         ctx.stubs.nccl.release()
 
@@ -396,14 +396,14 @@ def an_abort_reaches_split_groups(ctx):
     """An abort must end pending works and later calls in groups split from the aborted one, with
     its reason."""
     group, *parts = open_family(ctx)
-    if ctx.is_culprit:
-        ctx.meet()  # this rank never makes the call
+    if ctx.is_faulty:
+        ctx.wait_for_all()  # this rank never makes the call
     else:
         under_way = [start_works(ctx, part, 1) for part in parts]
-        ctx.meet()
+        ctx.wait_for_all()
     since = time.monotonic()
     group.abort("enough of it")
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         under_way = [([], [])] * len(parts)
     texts = ("the communicator that it was split from was aborted", 'group "an_abort_reaches_split_groups"', "enough of it")
     for part, (works, called) in zip(parts, under_way, strict=True):
@@ -423,7 +423,7 @@ def abort_of_a_split_keeps_the_parent(ctx):
             x = ctx.array(1)
             each.all_reduce(x)
             assert x.numpy().tolist() == [ctx.size]
-        ctx.meet()
+        ctx.wait_for_all()
         group = None
         gc.collect()
     for each in (part, grandchild, orphan):
@@ -443,7 +443,7 @@ def memory_runs_out(ctx):
     error = raised_by(lambda: group.all_gather(parts, x))  # noqa: F821  deleted below
     assert isinstance(error, MemoryError | dldist.DistError) and " bytes" in str(error), repr(error)
     ctx.stubs.cuda.limit_memory(-1)
-    ctx.meet()
+    ctx.wait_for_all()
     if group.error is None:
         group.all_gather(parts, x)
     del parts, x
@@ -461,7 +461,7 @@ def killed(channel, port, rank, size, version):
     group = ctx.open()
     group.all_reduce(ctx.array(1))
     group.timeout = 1.0
-    ctx.meet()
+    ctx.wait_for_all()
     if rank == size - 1:
         channel.send("ready")
         signal.pause()
@@ -494,9 +494,9 @@ def torn_down(channel, port, rank, size, version):
     ctx.name = "torn down"
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    ctx.meet()
+    ctx.wait_for_all()
     channel.send("ready")
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.nccl.async_error(1, 6, text="no route to host")
     time.sleep(10 * LIMIT_S)  # the process is ended during this
 
@@ -507,13 +507,13 @@ def watchdog_hangs(channel, port, rank, size, version):
     ctx.name = "watchdog hangs"
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.hang_kernel(1)
     works, called = start_works(ctx, group)
-    ctx.meet()
+    ctx.wait_for_all()
     since = time.monotonic()
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         ctx.stubs.cuda.hang("cuEventQuery")
     # querying the works would query the device
     wait_until(lambda: len(called) == len(works), "callbacks of futures")
@@ -521,10 +521,10 @@ def watchdog_hangs(channel, port, rank, size, version):
     for _, future in called:
         check_error(raised_by(future.value), dldist.DistBackendError, "NCCL groups has made no progress for", "in cuEventQuery")
     assert seconds < 1 + SOON_S + SLACK_S, seconds
-    if ctx.is_culprit:
+    if ctx.is_faulty:
         assert "has made no progress" in report_with("has made no progress")
         ctx.stubs.cuda.release()
-    ctx.meet()
+    ctx.wait_for_all()
     group.close()
     works_again(ctx, "watchdog hangs")
     channel.send(seconds)
@@ -537,10 +537,10 @@ def driver_is_unloaded(channel, port, rank, size, version):
     ctx.name = "driver goes"
     group = ctx.open()
     group.all_reduce(ctx.array(1))
-    ctx.meet()
+    ctx.wait_for_all()
     ctx.stubs.nccl.hang_kernel(-1)
     work = group.all_reduce(ctx.array(1), async_op=True)
-    ctx.meet()
+    ctx.wait_for_all()
     ctx.stubs.cuda.shut_down()
     wait_until(work.is_completed, "the work")
     channel.send(os.getpid())
@@ -558,15 +558,15 @@ def wait_times_out(channel, port, rank, size, version):
     group_blocks = library.group_settings()["is_blocking_wait"]
     group = ctx.open(is_blocking_wait=group_blocks)
     group.all_reduce(ctx.array(1))
-    ctx.meet()
+    ctx.wait_for_all()
     ctx.stubs.nccl.slow_kernels(-1, 2500)
     work = group.all_reduce(ctx.array(1), async_op=True)
     error = raised_by(lambda: work.wait(0.1))
     check_error(error, dldist.DistTimeoutError, "all_reduce #2", "has not ended after 0.1")
     assert work.wait(LIMIT_S) and group.error is None
     ctx.stubs.nccl.slow_kernels(-1, 0)
-    ctx.meet()
-    if ctx.is_culprit:
+    ctx.wait_for_all()
+    if ctx.is_faulty:
         ctx.stubs.nccl.hang_kernel(1)
     group.timeout = 1.5
     x = ctx.array(1)
@@ -591,7 +591,7 @@ def abort_during(ctx, call, is_under_way, warm=True, **options):
     group = ctx.open(**options)
     if warm:
         group.all_reduce(ctx.array(1))
-    ctx.meet()
+    ctx.wait_for_all()
     if ctx.rank > 0:
         wait_until(lambda: group.error is not None, "rank 0's abort")
         check_error(group.error, dldist.DistAbortedError, "rank 0 failed: ", "from another thread")
@@ -691,11 +691,11 @@ def abort_a_nonblocking_init(ctx):
     thread.start()
     if ctx.rank == 0:
         wait_until(lambda: ctx.stubs.nccl.hanging() == 1, "the call that hangs")
-        ctx.meet()
+        ctx.wait_for_all()
         group.abort("from another thread", timeout=0.1)
         ctx.stubs.nccl.release()
     else:
-        ctx.meet()
+        ctx.wait_for_all()
     since = time.monotonic()
     thread.join(LIMIT_S)
     assert raised and time.monotonic() - since < SOON_S + SLACK_S, raised

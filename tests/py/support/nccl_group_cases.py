@@ -100,13 +100,13 @@ def test_forms_of_streams(stubs):
         def __cuda_stream__(self):
             return (0, 1234)
 
-    class Torchs:
+    class TorchStream:
         cuda_stream = 77
 
     class CuPys:
         ptr = 88
 
-    for given, handle in ((1234, 1234), (Protocol(), 1234), (Torchs(), 77), (CuPys(), 88)):
+    for given, handle in ((1234, 1234), (Protocol(), 1234), (TorchStream(), 77), (CuPys(), 88)):
         with nccl.stream(given):
             assert _core._swap_stream(handle) == handle
     assert _core._swap_stream(None) is None

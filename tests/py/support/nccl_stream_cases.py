@@ -131,16 +131,16 @@ def test_stream_of_a_library_is_ordered_and_the_host_continues(stubs, framework,
 def test_two_libraries_on_two_streams_in_one_call(stubs, framework):
     def run(group, rank):
         group.connect()
-        ours, theirs = Side(stubs, framework, rank), Side(stubs, framework, rank)
-        output, given = ours.array([0, 0]), theirs.array([0])
-        framework.core.set_stream(rank, ours.handle)
+        first_side, second_side = Side(stubs, framework, rank), Side(stubs, framework, rank)
+        output, given = first_side.array([0, 0]), second_side.array([0])
+        framework.core.set_stream(rank, first_side.handle)
         x, y = framework.exchange(output), framework.unknown(given)
         output.slow_write([7, 7], SLOW_MS)  # must end before the results are written
         given.slow_write([rank + 5], SLOW_MS)
-        framework.core.set_stream(rank, theirs.handle)
-        with framework.stream(rank, ours.handle):
+        framework.core.set_stream(rank, second_side.handle)
+        with framework.stream(rank, first_side.handle):
             # an unknown framework would make the given stream wait for its own
-            stubs.cuda.order(theirs.handle, ours.handle, rank)
+            stubs.cuda.order(second_side.handle, first_side.handle, rank)
             group.all_gather_single(x, y)
         return memory_of(output)
 

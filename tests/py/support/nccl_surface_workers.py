@@ -34,7 +34,7 @@ def waits_without_the_other_rank(dist, stubs, Tensor, port, rank, size):
     else:
         waiter = threading.Thread(target=dist.group.WORLD._wait_for_pending_works)
         waiter.start()
-        procs.poll_until(lambda: waiter.native_id, what="the thread's number")
+        procs.poll_until(lambda: waiter.native_id, description="the thread's number")
         procs.wait_at_rest([waiter.native_id])
         assert waiter.is_alive() and not work.is_completed()
         stubs.cuda.open_gate(0)
@@ -74,7 +74,7 @@ def completion_hook_with_timing(dist, stubs, Tensor, port, rank, size):
     destroy_process_group must wait for it, and report its exceptions.
     """
     _init(dist, port, rank, size)
-    pg, told, raised = dist.group.WORLD, [], []
+    pg, infos, raised = dist.group.WORLD, [], []
     main = threading.main_thread()
     threads = set()
 
@@ -82,7 +82,7 @@ def completion_hook_with_timing(dist, stubs, Tensor, port, rank, size):
         threads.add(threading.current_thread())
         if info.op_type.name == "BROADCAST":
             procs.wait_at_rest([main.native_id])  # destroy_process_group is waiting for this hook
-        told.append(info)
+        infos.append(info)
         if info.op_type.name == "BARRIER":
             raise ValueError("mine")
 
@@ -98,20 +98,20 @@ def completion_hook_with_timing(dist, stubs, Tensor, port, rank, size):
     dist.batch_isend_irecv([dist.P2POp(dist.isend, Tensor([rank]), 1 - rank), dist.P2POp(dist.irecv, x, 1 - rank)])[0].wait()
     pg._wait_for_pending_works()
     assert x.tolist() == [1 - rank] and raised == ["mine"]
-    kinds = [info.op_type.name for info in told]
+    kinds = [info.op_type.name for info in infos]
     assert kinds == ["ALLREDUCE", "ALLREDUCE", "BARRIER", "COALESCED"], kinds
-    assert [info.seq for info in told[:3]] == [1, 2, 3], told
-    for info in told:
+    assert [info.seq for info in infos[:3]] == [1, 2, 3], infos
+    for info in infos:
         took = info.time_finished - info.time_started
         assert begin <= info.time_started <= info.time_finished <= datetime.datetime.now()
         assert datetime.timedelta(milliseconds=SLOW_MS) <= info.active_duration <= took, (info, took)
     with dist.coalescing(device="cuda"):
         dist.all_reduce(x)
     pg._wait_for_pending_works()
-    assert [info.op_type.name for info in told[4:]] == ["ALLREDUCE"]
+    assert [info.op_type.name for info in infos[4:]] == ["ALLREDUCE"]
     dist.broadcast(x, 0)
     dist.destroy_process_group()
-    assert told[-1].op_type.name == "BROADCAST" and len(told) == 6
+    assert infos[-1].op_type.name == "BROADCAST" and len(infos) == 6
     assert main not in threads
     return _left(stubs)
 
@@ -119,11 +119,11 @@ def completion_hook_with_timing(dist, stubs, Tensor, port, rank, size):
 def completion_hook_without_timing(dist, stubs, Tensor, port, rank, size):
     """Without timing, the hook must receive host times."""
     _init(dist, port, rank, size)
-    told = []
-    dist.group.WORLD._register_on_completion_hook(told.append)
+    infos = []
+    dist.group.WORLD._register_on_completion_hook(infos.append)
     dist.all_reduce(Tensor([1.0]))
     dist.destroy_process_group()
-    (info,) = told
+    (info,) = infos
     assert info.active_duration == info.time_finished - info.time_started
     return _left(stubs)
 
@@ -145,7 +145,7 @@ def encrypts(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
-def _error_of_meeting(dist, Tensor, store, rank, size):
+def _error_of_init(dist, Tensor, store, rank, size):
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=LIMIT)
     try:
         dist.all_reduce(Tensor([1.0]))
@@ -158,13 +158,13 @@ def encrypts_on_some(dist, stubs, Tensor, port, rank, size):
     store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     if rank == 1:
         del os.environ["DLDIST_NCCL_ENCRYPTION"]
-    return _error_of_meeting(dist, Tensor, store, rank, size)
+    return _error_of_init(dist, Tensor, store, rank, size)
 
 
 def encrypts_with_another_secret(dist, stubs, Tensor, port, rank, size):
     store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
     os.environ["DLDIST_SECRET"] += str(rank)
-    return _error_of_meeting(dist, Tensor, store, rank, size)
+    return _error_of_init(dist, Tensor, store, rank, size)
 
 
 # ---- reproducible results

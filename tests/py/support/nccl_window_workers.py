@@ -24,10 +24,10 @@ class Rank:
 
     def empty(self, count, dtype="int32"):
         made = self.group.empty(count, dtype)
-        look(made)[:] = 0
+        bytes_of(made)[:] = 0
         return made
 
-    def meet(self):
+    def wait_for_all(self):
         """Wait until all ranks have called this, in any state of the group."""
         self._nmeetings += 1
         key = f"meet/{self._nmeetings}"
@@ -36,7 +36,7 @@ class Rank:
         self.store.wait([key + "/go"], LIMIT_S)
 
 
-def look(array):
+def bytes_of(array):
     """Return the bytes of an NcclArray. The host may access them between operations."""
     import numpy
 
@@ -46,7 +46,7 @@ def look(array):
 def numbers(array):
     import numpy
 
-    return look(array).view(numpy.int32)
+    return bytes_of(array).view(numpy.int32)
 
 
 def wait(work):
@@ -90,17 +90,17 @@ def all_dtypes(self):
 
     count = 77
     for dtype in nccl_stubs.DTYPES:
-        mine, all_blocks = self.empty(count, dtype), self.empty(self.size * count, dtype)
-        look(mine)[:] = (numpy.arange(mine.nbytes) * 7 + self.rank) % 2 if dtype == "bool" else numpy.arange(mine.nbytes) * 7 + self.rank
-        source, target = self.group.new_window(mine), self.group.new_window(all_blocks)
+        local, all_blocks = self.empty(count, dtype), self.empty(self.size * count, dtype)
+        bytes_of(local)[:] = (numpy.arange(local.nbytes) * 7 + self.rank) % 2 if dtype == "bool" else numpy.arange(local.nbytes) * 7 + self.rank
+        source, target = self.group.new_window(local), self.group.new_window(all_blocks)
         assert target.buffer_size == all_blocks.nbytes and target.tensor is all_blocks and target.channels == 1
         for peer in range(self.size):
-            target.put(mine, peer, self.rank * count)
+            target.put(local, peer, self.rank * count)
         for peer in range(self.size):
             wait(target.wait_signal(peer, async_op=True))
-        blocks = look(all_blocks).reshape(self.size, -1)
+        blocks = bytes_of(all_blocks).reshape(self.size, -1)
         for peer in range(self.size):
-            expected = numpy.arange(mine.nbytes) * 7 + peer
+            expected = numpy.arange(local.nbytes) * 7 + peer
             assert (blocks[peer] == (expected % 2 if dtype == "bool" else expected % 256)).all(), (dtype, peer)
         source.close()
         target.close()
@@ -167,9 +167,9 @@ def signals_are_counted(self):
     wait(second.wait_signal(self.before, count=45, async_op=True))
     # Five are left. A signal is not sent until the earlier waits have ended, so rank 0 starts.
     work = first.wait_signal(self.before, count=6, async_op=True) if self.rank > 0 else None
-    self.meet()
+    self.wait_for_all()
     assert work is None or not work.is_completed()
-    self.meet()
+    self.wait_for_all()
     second.signal(self.next)
     wait(work or first.wait_signal(self.before, count=6, async_op=True))
     first.close()
@@ -183,7 +183,7 @@ def wait_before_the_signal(self):
         window.wait_signal(0)
         work = window.wait_signal(0, async_op=True)
         assert not work.is_completed()
-    self.meet()
+    self.wait_for_all()
     if self.rank == 0:
         window.signal(1)
         window.signal(1)
@@ -204,7 +204,7 @@ def channels_are_separate(self):
     assert type(error).__name__ == "DistArgumentError" and "invalid channel: got 3, expected 0 to 2" in str(error), error
     window.signal(self.next, 1)
     work = window.wait_signal(self.before, 0, async_op=True)
-    self.meet()
+    self.wait_for_all()
     assert not work.is_completed()
     self.group.abort("enough")
 
@@ -224,16 +224,16 @@ def signal_follows_puts_of_other_channels(self):
             with nccl.stream(stream):
                 window.put(View(self, x, 0, 4), 1, 4, 0)
             window.signal(1, 1)
-            self.meet()
-            self.meet()
+            self.wait_for_all()
+            self.wait_for_all()
             self.stubs.cuda.open_gate(turn + 1)
             wait(window.wait_signal(1, 1, async_op=True))
         else:
             work = window.wait_signal(0, 1, async_op=True)
-            self.meet()
+            self.wait_for_all()
             assert not work.is_completed()
             assert numbers(x)[4:].tolist() == [max(10 * turn - 9, 0)] * 4
-            self.meet()
+            self.wait_for_all()
             wait(work)
             assert numbers(x)[4:].tolist() == [10 * turn + 1] * 4, turn
             window.signal(0, 1)
@@ -258,7 +258,7 @@ def close_waits_for_other_ranks(self):
         thread.start()
         thread.join(SHORT_S)
         assert thread.is_alive() and not errors, errors
-    self.meet()
+    self.wait_for_all()
     if self.rank == 0:
         close()
     else:
@@ -309,11 +309,11 @@ def graphs(self):
             window.wait_signal(self.before)
         for turn in range(3):
             numbers(x)[0] = 10 * turn + self.rank
-            self.meet()
+            self.wait_for_all()
             graph.launch()
             self.stubs.cuda.synchronize(side.handle, self.rank)
             assert numbers(x)[1] == 10 * turn + self.before, turn
-            self.meet()
+            self.wait_for_all()
         graph.destroy()
     window.close()
     self.stubs.cuda.destroy_stream(side.handle)
@@ -427,7 +427,7 @@ def a_rank_does_not_come(self):
     if self.rank == 0:
         error = error_of(self.group.new_window, self.empty(4), timeout=SHORT_S)
         assert type(error).__name__ == "DistTimeoutError" and "missing: 1" in str(error), error
-    self.meet()
+    self.wait_for_all()
     if self.rank == 1:
         assert "rank 0" in str(error_of(self.group.new_window, self.empty(4)))
     self.group.barrier()
@@ -445,7 +445,7 @@ def a_peer_dies(self):
 def nan(self):
     x = self.empty(4, "float32")
     window = self.group.new_window(x)
-    look(x).view("float32")[2] = float("nan")
+    bytes_of(x).view("float32")[2] = float("nan")
     error = error_of(window.put, x, self.next)
     assert "NaN at element 2" in str(error), error
     window.close()
@@ -457,11 +457,11 @@ def left_open(self):
 
     x = self.empty(4)
     window = self.group.new_window(x)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del window
         gc.collect()
-    assert [warning.category for warning in told] == [ResourceWarning] and "released without being closed" in str(told[0].message)
+    assert [warning.category for warning in caught] == [ResourceWarning] and "released without being closed" in str(caught[0].message)
 
 
 def recorded(self):
@@ -530,7 +530,7 @@ def windows_of_c10d(channel, version, environment, port, rank, size):
         assert isinstance(error, NotImplementedError) and "2.29.2" in str(error) and version in str(error), error
         return "too old"
     x = backend.allocate_tensor(8, dtype="int32", device=f"cuda:{rank}")
-    look(x)[:] = 0
+    bytes_of(x)[:] = 0
     assert dist._supports_window() and backend.supports_window
     window = dist._new_window()
     assert isinstance(window, dist.Window) and "nothing registered" in repr(window)
@@ -539,7 +539,7 @@ def windows_of_c10d(channel, version, environment, port, rank, size):
     assert "already has a tensor" in str(error_of(window.tensor_register, x))
     numbers(x)[:4] = rank + 1
     dist.barrier()
-    half = View(Place(rank), x, 0, 4)
+    half = View(TraceRank(rank), x, 0, 4)
     assert window.put(half, other, 4).wait()
     assert "omit the signal" in str(error_of(window.signal, other))
     assert window.wait_signal(other, async_op=True).wait()
@@ -563,7 +563,7 @@ def windows_of_c10d(channel, version, environment, port, rank, size):
     return "done"
 
 
-class Place:
+class TraceRank:
     def __init__(self, rank):
         self.rank = rank
 

@@ -462,9 +462,9 @@ def nccl_objects(module, rank, size):
     objects = [rank] if rank == 0 else [None]
     dist.broadcast_object_list(objects, 0)
     assert objects == [0]
-    mine = [None]
-    dist.scatter_object_list(mine, [f"for {other}" for other in range(size)] if rank == 0 else None, 0)
-    assert mine == [f"for {rank}"]
+    own_value = [None]
+    dist.scatter_object_list(own_value, [f"for {other}" for other in range(size)] if rank == 0 else None, 0)
+    assert own_value == [f"for {rank}"]
     gathered = [None] * size if rank == 0 else None
     dist.gather_object(rank, gathered, 0)
     assert gathered is None or gathered == list(range(size))
@@ -541,13 +541,13 @@ def nccl_with_gloo(module, rank, size):
     assert gathered == list(range(size))
     dist.barrier(group)
     dist.barrier(group, device_ids=[rank])
-    told = []
-    group.register_pre_hook(1, told.append)
+    hook_arguments = []
+    group.register_pre_hook(1, hook_arguments.append)
     assert type(group.operations) is not dist.World  # hooks are called on the slow path
     there = module.f(rank)
     dist.all_reduce(there, group=group)
     group.unregister_pre_hook(1)
-    assert len(told) == 1 and there.tolist() == [sum(range(size))]
+    assert len(hook_arguments) == 1 and there.tolist() == [sum(range(size))]
     assert type(group.operations) is dist.World
     dist.destroy_process_group(group)
 
@@ -565,10 +565,10 @@ def nccl_sequences(module, rank, size):
 
 def nccl_subgroups(module, rank, size):
     dist, f = module.dist, module.f
-    mine, groups = dist.new_subgroups(2)
+    own_value, groups = dist.new_subgroups(2)
     assert len(groups) == size // 2
     x = f(rank)
-    dist.all_reduce(x, group=mine)
+    dist.all_reduce(x, group=own_value)
     assert x.tolist() == [rank // 2 * 4 + 1]
     for group in groups:
         if dist.get_rank(group) >= 0:

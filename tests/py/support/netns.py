@@ -153,14 +153,14 @@ class Hosts:
             route = f"{self.address(there)}/32 dev {INTERFACE} mtu lock {nbytes} advmss {nbytes - 60}"
             self.namespaces[here].ip("route", "add", *route.split())
 
-    def mend(self, number):
+    def restore_switch(self, number):
         self.switch.ip("link", "set", f"port{number}", "master", "bridge0")
 
-    def unplug(self, number):
+    def set_down(self, number):
         """Take the interface down, so that the host itself has no route."""
         self.namespaces[number].ip("link", "set", INTERFACE, "down")
 
-    def plug(self, number):
+    def set_up(self, number):
         """Take the interface up again."""
         self.namespaces[number].ip("link", "set", INTERFACE, "up")
 

@@ -93,7 +93,7 @@ class C10d:
 FRONTS = {"world": Worlds, "c10d": C10d}
 
 
-def heal(channel, front, hold, rank, size, address):
+def survive_partition(channel, front, hold, rank, size, address):
     server, port = open_store(channel, rank, address)
     store = server or dldist.TCPStore(address, port, timeout=LIMIT_S)
     old = FRONTS[front](store, rank, size, "old")

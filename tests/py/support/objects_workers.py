@@ -51,10 +51,10 @@ def all_calls(group, serializer):
         assert World.all_gather_object(group, object_of(rank, turn), **how) == expected
         gathered = World.gather_object(group, object_of(rank, turn), root, **how)
         assert gathered == (expected if rank == root else None)
-        mine = object_of(root, turn)
-        got = World.broadcast_object(group, mine if rank == root else "ignored", root, **how)
+        own_object = object_of(root, turn)
+        got = World.broadcast_object(group, own_object if rank == root else "ignored", root, **how)
         assert got == object_of(root, turn)
-        assert (got is mine) == (rank == root)
+        assert (got is own_object) == (rank == root)
         assert World.scatter_objects(group, expected if rank == root else None, root, **how) == object_of(rank, turn)
         given = [[rank, r, object_of(r, turn)] for r in range(size)]
         assert World.all_to_all_objects(group, given, **how) == [[r, rank, object_of(rank, turn)] for r in range(size)]
@@ -79,13 +79,13 @@ def pass_on(group, turn, how):
 
 def copies_are_own(group):
     """A rank's own object must come back as a copy, with writable arrays."""
-    mine = [array.array("d", [1.0] * BIG)]
-    got = World.all_gather_object(group, mine)
+    own_object = [array.array("d", [1.0] * BIG)]
+    got = World.all_gather_object(group, own_object)
     for each in got:
         view = memoryview(each[0])
         assert not view.readonly
         view[0] = 7.0
-    assert mine[0][0] == 1.0
+    assert own_object[0][0] == 1.0
     return True
 
 
@@ -98,10 +98,10 @@ def numpy_arrays(group, serializer):
     rank = group.rank
     for dtype in ("bool", "int8", "uint16", "int64", "float16", "float32", "complex128"):
         for shape in ((), (0,), (3, 0, 2), (5,), (300, 301)):
-            mine = numpy.full(shape, rank + 1).astype(dtype)
-            for r, got in enumerate(World.all_gather_object(group, {"x": mine}, serializer=serializer)):
+            own_object = numpy.full(shape, rank + 1).astype(dtype)
+            for r, got in enumerate(World.all_gather_object(group, {"x": own_object}, serializer=serializer)):
                 got = got["x"]
-                assert got.dtype == mine.dtype and got.shape == mine.shape and got.flags.writeable
+                assert got.dtype == own_object.dtype and got.shape == own_object.shape and got.flags.writeable
                 assert numpy.array_equal(got, numpy.full(shape, r + 1).astype(dtype))
                 got[...] = 0
     return True
@@ -111,11 +111,11 @@ def peak_memory(group, serializer, nbytes):
     """Return the peak growth of Python's memory while an array is broadcast, on both sides."""
     import numpy
 
-    mine = numpy.arange(nbytes // 8) if group.rank == 0 else None
+    own_object = numpy.arange(nbytes // 8) if group.rank == 0 else None
     group.barrier()
     tracemalloc.start()
     try:
-        got = World.broadcast_object(group, mine, serializer=serializer)
+        got = World.broadcast_object(group, own_object, serializer=serializer)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -174,17 +174,17 @@ def recv_of_0(group, obj, how):
     return World.recv_object(group, 0, **how) if group.rank == 1 else None
 
 
-class Trap:
+class Malicious:
     """An object that runs code when unpickled."""
 
     def __reduce__(self):
         return exec, ("import builtins; builtins.trapped = True",)
 
 
-def trap(group):
+def malicious(group):
     import builtins
 
-    result = outcome(lambda: World.broadcast_object(group, Trap(), serializer="pickle" if group.rank == 0 else "safe"))
+    result = outcome(lambda: World.broadcast_object(group, Malicious(), serializer="pickle" if group.rank == 0 else "safe"))
     return hasattr(builtins, "trapped"), result
 
 

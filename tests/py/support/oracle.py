@@ -147,7 +147,7 @@ class Memory:
         self.tensor = memoryview(self.data).cast(code) if tensor is None else tensor
         self.data[:] = self.before
 
-    def check(self, what):
+    def check(self, description):
         if self.data == self.after:
             return
         size = item_nbytes(self.code)
@@ -156,7 +156,7 @@ class Memory:
         wrong = [i for i in range(len(want)) if got[i] != want[i]] or [-1]
         was = "unchanged there" if self.data[wrong[0] * size :][:size] == self.before[wrong[0] * size :][:size] else ""
         raise WrongResult(
-            f"{what}: element {wrong[0]} is {got[wrong[0]]!r} instead of {want[wrong[0]]!r} {was}; {len(wrong)} of "
+            f"{description}: element {wrong[0]} is {got[wrong[0]]!r} instead of {want[wrong[0]]!r} {was}; {len(wrong)} of "
             f"{len(want)} are wrong, up to element {wrong[-1]}"
         )
 

@@ -93,15 +93,15 @@ def refused(kind, call):
 def works():
     with group_of_one() as group:
         x = numbers()
-        told = []
+        callback_results = []
 
         def watched():
             work = group.all_reduce(x, async_op=True)
-            work.get_future().add_done_callback(told.append)
+            work.get_future().add_done_callback(callback_results.append)
             work.wait()
             work.result()
             repr(work)
-            told.clear()
+            callback_results.clear()
 
         yield lambda: group.all_reduce(x, async_op=True).wait()
         yield lambda: group.all_gather([numbers()], x, async_op=True).result()
@@ -179,7 +179,7 @@ def blank_module():
     return importlib.util.module_from_spec(importlib.util.spec_from_loader("dldist._core", loader))
 
 
-def anew(use):
+def in_new_module(use):
     """Return a call that repeats one-time initialisation, each time in a new copy of _core."""
     copies = []
 
@@ -198,23 +198,23 @@ MONITOR = (1000, 1000, 600, 0, True, False, False, False, True, False, "/nowhere
 
 
 def one_time_initialisation():
-    yield anew(lambda core: core._recorder_capacity())
-    yield anew(lambda core: core._reset_recorder())
-    yield anew(lambda core: core._dump_recorder(False, True, True, False))
-    yield anew(lambda core: core._monitor_open(*MONITOR))
-    yield anew(lambda core: core._swap_stream(None))
+    yield in_new_module(lambda core: core._recorder_capacity())
+    yield in_new_module(lambda core: core._reset_recorder())
+    yield in_new_module(lambda core: core._dump_recorder(False, True, True, False))
+    yield in_new_module(lambda core: core._monitor_open(*MONITOR))
+    yield in_new_module(lambda core: core._swap_stream(None))
     x, y = numbers(), numbers()
-    yield anew(lambda core: core._copy_tensor(x, y))
+    yield in_new_module(lambda core: core._copy_tensor(x, y))
     _core._monitor_open(*MONITOR)  # unused address
     yield lambda: _core._monitor_report()
     unused = list(range(signal.SIGRTMIN, signal.SIGRTMAX))
 
-    def hear():
+    def set_signal():
         _core._monitor_on_signal(unused[-1], False)
         if len(unused) > 1:
             unused.pop()
 
-    yield hear
+    yield set_signal
     _core._monitor_stop(0)
 
 
@@ -349,7 +349,7 @@ def nccl_group():
 
     yield estimated
 
-    def together():
+    def coalesce():
         group.start_coalescing()
         try:
             group.all_reduce(x)
@@ -358,7 +358,7 @@ def nccl_group():
         finally:
             group.drop_coalesced()
 
-    yield together
+    yield coalesce
     yield lambda: group.split([0]).close()
     yield lambda: _core.NcclGroup(None, 0, 1, device=0, config={"min_ctas": 1}).close()
     yield lambda: group._host_view()
@@ -439,7 +439,7 @@ def disarm_python():
     return None
 
 
-DOORS = {"core": (of_the_core, disarm_core), "python": (of_python, disarm_python), "burst": (from_then_on, disarm_python)}
+ALLOCATORS = {"core": (of_the_core, disarm_core), "python": (of_python, disarm_python), "burst": (from_then_on, disarm_python)}
 
 
 def prepare(call):
@@ -460,7 +460,7 @@ def attempt(call, number, arm, disarm):
     return error, count
 
 
-def is_fair(call, error):
+def is_allowed(call, error):
     """Return True if a call may end with the error. Includes other exceptions that Python raises
     for failed allocations."""
     if isinstance(error, MemoryError):
@@ -481,7 +481,7 @@ def sweep(call, arm, disarm):
     for number in range(MOST):
         error, count = attempt(call, number, arm, disarm)
         if error is not None:
-            if not is_fair(call, error):
+            if not is_allowed(call, error):
                 raise AssertionError(f"allocation {number} failed, and the call ended in {error!r}") from error
             nfailed += 1
         nclean = 0 if error is not None else nclean + 1
@@ -499,7 +499,7 @@ def sweep(call, arm, disarm):
 
 def run_case(channel, name, door):
     """Return the numbers of allocation failures, call by call."""
-    arm, disarm = DOORS[door]
+    arm, disarm = ALLOCATORS[door]
     case = next(case for case in CASES if case.__name__ == name)
     # drops exceptions that cannot be raised, such as those due to lack of memory
     sys.unraisablehook = lambda unraisable: None
@@ -519,7 +519,7 @@ def make_modules_of_python(channel):
     """Do the same for one of Python's own modules, to show whether Python itself survives."""
     import _asyncio
 
-    arm, disarm = DOORS["python"]
+    arm, disarm = ALLOCATORS["python"]
     sys.unraisablehook = lambda unraisable: None
     for number in range(MOST // 2):
         loader = importlib.machinery.ExtensionFileLoader("_asyncio", _asyncio.__file__)
@@ -533,7 +533,7 @@ def make_modules(channel, door):
     A failed copy must be freed, unless it already had all of its types: ReduceOp's class attributes
     are instances of the class and keep it alive.
     """
-    arm, disarm = DOORS[door]
+    arm, disarm = ALLOCATORS[door]
     gone, nclean = [], 0
     for number in range(0, 2 * MOST, STRIDES[door]):
         module = blank_module()

@@ -51,12 +51,12 @@ def poll(plan):
         time.sleep(0)
 
 
-def in_one_go(plan):
+def with_lists(plan):
     dldist.start_all([plan])
     dldist.wait_all((plan,))
 
 
-RUNS = {run.__name__: run for run in (call_once, start_and_wait, poll, in_one_go)}
+RUNS = {run.__name__: run for run in (call_once, start_and_wait, poll, with_lists)}
 
 
 def planned(group, case, run, *args):
@@ -114,7 +114,7 @@ def several(group):
     other.close()
 
 
-def in_turn(group):
+def in_call_order(group):
     """Plans, plain calls and asynchronous calls must run in call order."""
     tensor = array.array("i", [1])
     plan = group.plan_all_reduce(tensor)
@@ -255,13 +255,13 @@ def kept_alive(group):
     assert reference() is None
 
 
-class Own(bytearray):
+class Referring(bytearray):
     """A tensor that refers to its plan."""
 
 
 def cycles(group):
     """The collector must find a plan that its own tensor refers to, once no start is pending."""
-    tensor = Own(8)
+    tensor = Referring(8)
     tensor.plan = plan = group.plan_all_reduce(tensor)
     gone = weakref.ref(tensor.plan)
     plan.start()
@@ -289,8 +289,8 @@ def fails(group, how):
             group.abort("the end")
             first = cases.raised(plan)
         elif how == "late":
-            told = cases.raised(lambda: group.recv(array.array("b", [0]), 0))
-            assert told[0] == "DistTimeoutError", told
+            timeout_error = cases.raised(lambda: group.recv(array.array("b", [0]), 0))
+            assert timeout_error[0] == "DistTimeoutError", timeout_error
             first = cases.raised(plan)
     else:
         plan.start()

@@ -40,16 +40,16 @@ class ChildFailed(AssertionError):
 class Child:
     def __init__(self, function, args, env=None, prefix=()):
         self.name = function.__name__
-        ours, theirs = Pipe(duplex=True)
+        parent_end, child_end = Pipe(duplex=True)
         self.stderr_file = tempfile.TemporaryFile()
         environment = dict(os.environ, PYTHONFAULTHANDLER="1", **(env or {}))
-        command = [*prefix, sys.executable, os.path.join(HERE, "procs.py"), str(theirs.fileno())]
+        command = [*prefix, sys.executable, os.path.join(HERE, "procs.py"), str(child_end.fileno())]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self.stderr_file, env=environment
+            command, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL, stderr=self.stderr_file, env=environment
         )
-        theirs.close()
-        self.connection = ours
-        ours.send((function.__module__, function.__name__, args))
+        child_end.close()
+        self.connection = parent_end
+        parent_end.send((function.__module__, function.__name__, args))
 
     @property
     def pid(self):
@@ -196,14 +196,14 @@ def wait_at_rest(tids, pid="self", timeout=10.0, samples=20, interval=0.01):
     poll_until(is_at_rest, timeout, interval, f"rest of threads {list(tids)}")
 
 
-def poll_until(predicate, timeout=10.0, interval=0.01, what="the condition"):
+def poll_until(predicate, timeout=10.0, interval=0.01, description="the condition"):
     deadline = time.monotonic() + timeout
     while True:
         value = predicate()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come within {timeout} s")
+            raise AssertionError(f"{description} did not come within {timeout} s")
         time.sleep(interval)
 
 
@@ -247,14 +247,14 @@ def thread_count(pid="self"):
 def child_main(fd):
     sys.path.insert(0, HERE)
     if os.environ.get("DLDIST_TEST_UNRAISABLE") == "fail":
-        sys.unraisablehook = _note_unraisable
+        sys.unraisablehook = _record_unraisable
     serve(Connection(fd))
 
 
 _unraisable = []
 
 
-def _note_unraisable(raised):
+def _record_unraisable(raised):
     trace = traceback.format_exception(raised.exc_type, raised.exc_value, raised.exc_traceback)
     _unraisable.append(f"{raised.err_msg or 'Exception ignored in'}: {raised.object!r}\n{''.join(trace)}")
 
@@ -264,7 +264,7 @@ def check_unraisable():
 
     Needs DLDIST_TEST_UNRAISABLE=fail in the environment of the child.
     """
-    if sys.unraisablehook is _note_unraisable:
+    if sys.unraisablehook is _record_unraisable:
         gc.collect()
         ignored, _unraisable[:] = "\n".join(_unraisable), []
         assert not ignored, ignored

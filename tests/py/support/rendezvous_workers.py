@@ -35,7 +35,7 @@ def meet_once(channel, init_method, rank, world_size):
     return result
 
 
-def meet_as_launched(channel):
+def meet_by_environment(channel):
     """Meet twice with only the environment: the first meeting must not use up the address."""
     return [meet_once(channel, None, -1, -1) for _ in range(2)]
 
@@ -83,7 +83,7 @@ def store_by_url(channel, url):
 
 
 def main(folder):
-    results = meet_as_launched(None)
+    results = meet_by_environment(None)
     with open(os.path.join(folder, str(results[0][0])), "w", encoding="utf-8") as file:
         json.dump(results, file)
 

@@ -272,9 +272,9 @@ def objects(rank, size):
     gathered = [None] * size if rank == 0 else None
     dist.gather_object(("thing", rank), gathered)
     assert gathered is None or gathered == [("thing", other) for other in range(size)]
-    mine = [None]
-    dist.scatter_object_list(mine, list(range(size)) if rank == 0 else None, src=0)
-    assert mine == [rank]
+    own_value = [None]
+    dist.scatter_object_list(own_value, list(range(size)) if rank == 0 else None, src=0)
+    assert own_value == [rank]
     if rank == 0:
         dist.send_object_list(["a", 1], 1)
     elif rank == 1:
@@ -295,16 +295,16 @@ SMALL_FLOATS = tuple(
 
 def every_dtype(rank, size):
     for dtype in (*INTEGERS, *FLOATS, *COMPLEX, torch.bool, *SMALL_FLOATS):
-        mine = of(rank, 4).to(dtype) if dtype is not torch.bool else torch.tensor([True, False, rank == 0, rank != 0])
-        x = mine.clone()
+        own_value = of(rank, 4).to(dtype) if dtype is not torch.bool else torch.tensor([True, False, rank == 0, rank != 0])
+        x = own_value.clone()
         dist.broadcast(x, 0)
         if rank == 0:
-            assert torch.equal(x.to(torch.complex128), mine.to(torch.complex128)), dtype
-        outs = [torch.empty_like(mine) for _ in range(size)]
-        dist.all_gather(outs, mine)
-        assert torch.equal(outs[rank].to(torch.complex128), mine.to(torch.complex128)), dtype
+            assert torch.equal(x.to(torch.complex128), own_value.to(torch.complex128)), dtype
+        outs = [torch.empty_like(own_value) for _ in range(size)]
+        dist.all_gather(outs, own_value)
+        assert torch.equal(outs[rank].to(torch.complex128), own_value.to(torch.complex128)), dtype
         if dtype in (*INTEGERS, *FLOATS, *COMPLEX):
-            x = mine.clone()
+            x = own_value.clone()
             dist.all_reduce(x)
             check(x, sum(of(other, 4).to(dtype) for other in range(size)))
     flags = torch.tensor([rank == 0, False, True])
@@ -635,8 +635,8 @@ def groups(rank, size):
         dist.destroy_process_group(pair)
     else:
         assert pair == dist.GroupMember.NON_GROUP_MEMBER
-    mine = dist.new_group([rank], use_local_synchronization=True)
-    dist.barrier(group=mine)
+    own_value = dist.new_group([rank], use_local_synchronization=True)
+    dist.barrier(group=own_value)
     everyone, _ = dist.new_subgroups(size)
     assert everyone.size() == size
     gloo = dist.new_group(backend="gloo")
@@ -746,16 +746,16 @@ def hooks_on_completion(rank, size):
     if not IS_IN_CPP:
         return "PyTorch has hooks on completion only for backends in C++"
     group = dist.new_group()
-    told = []
-    group._register_on_completion_hook(told.append)
+    infos = []
+    group._register_on_completion_hook(infos.append)
     assert group._has_hooks()
     dist.all_reduce(of(rank, 2), group=group)
     dist.barrier(group=group, async_op=True).wait()
     group._wait_for_pending_works()
-    assert [int(info.op_type) for info in told] == [1, 15] and [info.seq for info in told] == [1, 2], told
-    assert all(info.active_duration >= datetime.timedelta(0) for info in told)
+    assert [int(info.op_type) for info in infos] == [1, 15] and [info.seq for info in infos] == [1, 2], infos
+    assert all(info.active_duration >= datetime.timedelta(0) for info in infos)
     with raises(RuntimeError, "already has a hook"):
-        group._register_on_completion_hook(told.append)
+        group._register_on_completion_hook(infos.append)
     dist.destroy_process_group(group)
 
 

@@ -22,7 +22,7 @@ def start(port, rank, size, backend="dldist", **named):
     return torch, dist, dldist
 
 
-def told(call):
+def error_report(call):
     """Return the classes and the text of a call's exception, and the seconds that it took."""
     begin = time.monotonic()
     try:
@@ -41,44 +41,44 @@ def killed(channel, port, rank, size):
     channel.send(pending)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    said = [told(lambda: model(torch.ones(1, 4)).sum().backward()), told(lambda: dist.all_reduce(torch.ones(2)))]
+    reports = [error_report(lambda: model(torch.ones(1, 4)).sum().backward()), error_report(lambda: dist.all_reduce(torch.ones(2)))]
     error = dist.group.WORLD._get_backend(torch.device("cpu")).get_error() == torch._C._distributed_c10d.ErrorType.COMM_ERROR
-    work_error = told(lambda: dist.barrier(async_op=True).get_future().wait())
+    work_error = error_report(lambda: dist.barrier(async_op=True).get_future().wait())
     dist.destroy_process_group()
-    return said, error, work_error
+    return reports, error, work_error
 
 
 def timed_out(channel, port, rank, size):
     torch, dist, _ = start(port, rank, size)
     opts = dist.AllreduceOptions()
     opts.timeout = SHORT
-    said = told(lambda: dist.group.WORLD.allreduce([torch.ones(1)], opts).wait()) if rank == 0 else None
+    reports = error_report(lambda: dist.group.WORLD.allreduce([torch.ones(1)], opts).wait()) if rank == 0 else None
     channel.send("done")
     channel.recv()
-    return said
+    return reports
 
 
 def groups_timeout(channel, port, rank, size):
     torch, dist, _ = start(port, rank, size)
     group = dist.new_group()
     group.set_timeout(SHORT)  # does not need the other ranks
-    said = told(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank == 0 else None
+    reports = error_report(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank == 0 else None
     channel.send("done")
     channel.recv()
-    return said
+    return reports
 
 
 def monitored(channel, port, rank, size):
     _, dist, _ = start(port, rank, size)
-    said = told(lambda: dist.group.WORLD.monitored_barrier(SHORT, wait_all_ranks=True)) if rank == 0 else None
+    reports = error_report(lambda: dist.group.WORLD.monitored_barrier(SHORT, wait_all_ranks=True)) if rank == 0 else None
     channel.send("done")
     channel.recv()
-    return said
+    return reports
 
 
 def mismatched(channel, port, rank, size):
     torch, dist, _ = start(port, rank, size)
-    return told(lambda: dist.all_reduce(torch.ones(2 + rank)))
+    return error_report(lambda: dist.all_reduce(torch.ones(2 + rank)))
 
 
 def aborted(channel, port, rank, size):
@@ -88,10 +88,10 @@ def aborted(channel, port, rank, size):
         return None
     work = dist.group.WORLD.allreduce([torch.ones(1)])
     threading.Timer(0.2, lambda: dist.distributed_c10d._abort_process_group()).start()
-    return told(work.wait)
+    return error_report(work.wait)
 
 
-def again(channel, port, rank, size):
+def init_again(channel, port, rank, size):
     """Starting, ending and starting again must work, on stores of every kind."""
     torch, dist, dldist = start(port, rank, size)
     sums = []
@@ -191,7 +191,7 @@ def other_devices(channel, port, rank, size):
     for _ in range(2):
         dist.all_reduce(torch.ones(1, device="meta"))
     dist.all_reduce(x)
-    assert told(lambda: group._get_backend(torch.device("cuda")))[0]
+    assert error_report(lambda: group._get_backend(torch.device("cuda")))[0]
     part = dist.new_group()
     dist.all_reduce(torch.ones(1, device="meta"), group=part)
     assert len(dist.distributed_c10d._world.pg_map) == 4

@@ -4,7 +4,7 @@ pytest here, so that the children start faster."""
 import datetime
 
 
-def cases(channel, what, port, rank, size):
+def cases(channel, module_and_way, port, rank, size):
     """Run the functions of a module that the parent names, with the rank and size, until it sends
     None.
 
@@ -14,7 +14,7 @@ def cases(channel, what, port, rank, size):
     import os
     import warnings
 
-    module_name, way = what
+    module_name, way = module_and_way
     os.environ["DLDIST_TORCH_BACKEND"] = way
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # servers warn about names of the loopback
     warnings.simplefilter("ignore", FutureWarning)  # torch's warnings about old names of calls

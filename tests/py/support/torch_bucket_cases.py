@@ -156,8 +156,8 @@ def gradients_are_the_mean(rank, size):
         backward(model, batch(rank, step))
         alone = make_model().module
         backward(alone, torch.cat([batch(each, step) for each in range(size)]))
-        for ours, whole in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad, whole.grad)
+        for moved_parameter, whole in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(moved_parameter.grad, whole.grad)
 
 
 def other_types(rank, size):
@@ -301,8 +301,8 @@ def sharing_with_other_processes(rank, size):
     train(model, rank, steps=3)
     grad = model.module[0].weight.grad
     descriptor, nbytes = grad.untyped_storage()._share_fd_cpu_()
-    theirs = torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)
-    other = torch.empty(0).set_(theirs, grad.storage_offset(), grad.shape)
+    shared = torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)
+    other = torch.empty(0).set_(shared, grad.storage_offset(), grad.shape)
     assert torch.equal(other, grad)
     grad.fill_(rank + 7)
     assert other[0, 0] == rank + 7

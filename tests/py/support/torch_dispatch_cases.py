@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_backend_cases import check, of, raises, total
 
 
-class Looking(TorchDispatchMode):
+class Observing(TorchDispatchMode):
     """A mode that records operations without changing them."""
 
     def __init__(self):
@@ -33,7 +33,7 @@ class Looking(TorchDispatchMode):
 
 
 def mode_receives_every_call(rank, size):
-    with Looking() as mode:
+    with Observing() as mode:
         for case in ("every_collective", "messages", "objects", "sparse", "every_reduction", "unusual_tensors", "works"):
             getattr(backend_cases, case)(rank, size)
         if _dispatcher._backend_method("gather_single"):  # since PyTorch 2.14
@@ -58,7 +58,7 @@ def single_tensors(rank, size):
 
 def any_source(rank, size):
     x = torch.zeros(3)
-    with Looking() as mode:
+    with Observing() as mode:
         if rank == 0:
             assert dist.recv(x) == 1
             check(x, of(1, 3))
@@ -166,7 +166,7 @@ def other_backends_keep_their_kernels(rank, size):
     x = of(rank, 3)
     dist.all_reduce(x, group=group)
     check(x, total(size, 3))
-    with Looking() as mode:
+    with Observing() as mode:
         work = dist.broadcast(x, 0, group=group, async_op=True)
         work.wait()
     assert mode.seen == {"broadcast_"} and not isinstance(work, dldist.torch.Work)
@@ -177,16 +177,16 @@ def other_backends_keep_their_kernels(rank, size):
 
 def failures_keep_their_classes(rank, size):
     group = dist.new_group()
-    with Looking(), raises(dldist.DistMismatchError):
+    with Observing(), raises(dldist.DistMismatchError):
         dist.all_reduce(torch.ones(2 + rank), group=group)
     again = dist.new_group()
-    with Looking(), raises(dldist.DistMismatchError):
+    with Observing(), raises(dldist.DistMismatchError):
         dist.all_reduce(torch.ones(2 + rank), group=again, async_op=True).wait()
 
 
 def factor_applies_to_its_call(rank, size):
     x = of(rank, 2)
-    with Looking():
+    with Observing():
         dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
     check(x, 2 * total(size, 2))
 
@@ -198,11 +198,11 @@ def calls_hidden_from_modes_are_rejected(rank, size):
     group = dist.group.WORLD
     kept = torch.ones(2)
     if not _dispatcher._backend_method("gather_single"):  # before PyTorch 2.14
-        with Looking(), raises(NotImplementedError, "gather_single()", "Looking", "no such operation"):
+        with Observing(), raises(NotImplementedError, "gather_single()", "Observing", "no such operation"):
             group.gather_single(torch.empty(size, 2), kept, 0)
-        with Looking(), raises(NotImplementedError, "all_gather_single_coalesced()", "only in C++"):
+        with Observing(), raises(NotImplementedError, "all_gather_single_coalesced()", "only in C++"):
             group.all_gather_single_coalesced([torch.empty(size, 2)], [kept])
-    with Looking(), raises(NotImplementedError, "resolve_conj"):
+    with Observing(), raises(NotImplementedError, "resolve_conj"):
         group.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0)
     _dispatcher._can_replace_kernels = False  # as in releases before 2.8
     try:

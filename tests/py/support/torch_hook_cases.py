@@ -120,9 +120,9 @@ def split_groups_have_their_own_options(rank, size):
 def gather_single_fills_only_the_root(rank, size):
     dtypes = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.float8_e4m3fn)
     for is_async, root, dtype in [(False, 0, torch.int64), (True, 1, torch.int32), *((False, 1, dtype) for dtype in dtypes)]:
-        mine = of(rank, 2, 3).to(dtype)
+        own_value = of(rank, 2, 3).to(dtype)
         whole = torch.zeros(size, 2, 3, dtype=dtype) if rank == root else None
-        work = dist.gather_single(mine, whole, dst=root, async_op=is_async)
+        work = dist.gather_single(own_value, whole, dst=root, async_op=is_async)
         assert (work is not None) == is_async
         if is_async:
             assert work.wait() and work.is_success() and [*work.result()] == ([] if whole is None else [whole])
@@ -133,9 +133,9 @@ def gather_single_fills_only_the_root(rank, size):
 
 @needs("dist.gather_single")
 def gather_single_resolves_lazy_tensors(rank, size):
-    mine = (of(rank, 2) * 1j).conj()
+    own_value = (of(rank, 2) * 1j).conj()
     whole = torch.zeros(size * 2, dtype=torch.complex64)
-    dist.gather_single(mine, whole.conj() if rank == 0 else None)
+    dist.gather_single(own_value, whole.conj() if rank == 0 else None)
     if rank == 0:
         check(whole, torch.cat([of(other, 2) * 1j for other in range(size)]))
 

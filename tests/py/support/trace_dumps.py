@@ -177,7 +177,7 @@ def run(world, groups, programs, clocks=None):
 class Case:
     dumps: dict
     kind: str
-    culprit: int
+    faulty_rank: int
     group: str
     seq: int
     clocks: list
@@ -186,7 +186,7 @@ class Case:
 FAULTS = ("missing_rank", "wrong_op", "wrong_order", "wrong_size", "wrong_dtype", "slow_rank", "dead_rank", "none")
 
 
-def plant(fault, world, seed, *, several=True, keep=None, has_clocks=True):
+def make_faulty_dumps(fault, world, seed, *, several=True, keep=None, has_clocks=True):
     """Make a random program with one fault. `keep`: the number of entries in the ring buffers."""
     rng = random.Random(f"{fault} {world} {seed}")
     groups = make_groups(world, rng, several)
@@ -195,11 +195,11 @@ def plant(fault, world, seed, *, several=True, keep=None, has_clocks=True):
     target = steps[at]
     if target.op in ("barrier", "all_to_all") or fault == "wrong_order":
         target.op = "all_reduce"
-    culprit = rng.choice(target.group.ranks if world == 2 else target.group.ranks[1:])
+    faulty_rank = rng.choice(target.group.ranks if world == 2 else target.group.ranks[1:])
     seq = sum(step.group is target.group for step in steps[: at + 1])
     programs = [[dataclasses.replace(step) for step in steps if rank in step.group.ranks] for rank in range(world)]
-    own = programs[culprit]
-    place = sum(culprit in step.group.ranks for step in steps[:at])
+    own = programs[faulty_rank]
+    place = sum(faulty_rank in step.group.ranks for step in steps[:at])
     changed = own[place]
     changed.line = 999
     if fault in ("missing_rank", "dead_rank"):
@@ -216,13 +216,13 @@ def plant(fault, world, seed, *, several=True, keep=None, has_clocks=True):
         second = dataclasses.replace(target, op="broadcast", count=target.count + 3, line=500)
         for rank in target.group.ranks:
             index = sum(rank in step.group.ranks for step in steps[:at])
-            mine = programs[rank]
-            mine[index].waits = False
-            mine.insert(index + 1, dataclasses.replace(second))
-            if rank == culprit:
-                mine[index : index + 2] = [
+            own_steps = programs[rank]
+            own_steps[index].waits = False
+            own_steps.insert(index + 1, dataclasses.replace(second))
+            if rank == faulty_rank:
+                own_steps[index : index + 2] = [
                     dataclasses.replace(second, waits=False),
-                    dataclasses.replace(mine[index], waits=True),
+                    dataclasses.replace(own_steps[index], waits=True),
                 ]
     hour = 3600 * SECOND
     clocks = [rng.randint(-hour, hour) if has_clocks else 0 for _ in range(world)]
@@ -231,5 +231,5 @@ def plant(fault, world, seed, *, several=True, keep=None, has_clocks=True):
         for content in dumps.values():
             content["entries"] = content["entries"][-keep:]
     if fault == "dead_rank":
-        del dumps[culprit]
-    return Case(dumps, fault, culprit, target.group.name, seq, clocks)
+        del dumps[faulty_rank]
+    return Case(dumps, fault, faulty_rank, target.group.name, seq, clocks)

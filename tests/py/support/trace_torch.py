@@ -32,16 +32,16 @@ def verdicts(folders, timeout=100):
     return found
 
 
-def check_agrees(ours, theirs):
+def check_agrees(dldist_verdict, torch_verdict):
     """Check that class, collective and the ranks on each side agree.
 
     torch compares with the rank whose file comes first, so it may name the correct ranks.
     """
-    assert ours.kind in KINDS[theirs["state"]], (ours, theirs)
-    if theirs["state"] == "FULLY_MATCHED":
+    assert dldist_verdict.kind in KINDS[torch_verdict["state"]], (dldist_verdict, torch_verdict)
+    if torch_verdict["state"] == "FULLY_MATCHED":
         return
-    assert (ours.group, ours.seq) == (theirs["group"], theirs["seq"])
-    assert theirs["ranks"] in (ours.culprits, ours.others), (ours, theirs)
+    assert (dldist_verdict.group, dldist_verdict.seq) == (torch_verdict["group"], torch_verdict["seq"])
+    assert torch_verdict["ranks"] in (dldist_verdict.culprits, dldist_verdict.others), (dldist_verdict, torch_verdict)
 
 
 def of_folder(folder):

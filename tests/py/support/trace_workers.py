@@ -27,18 +27,18 @@ def collect(dist):
     return dist.reduce(array("f", [1.0] * 4), 0, async_op=True)
 
 
-def backward(dist, fault, is_culprit):
+def backward(dist, fault, is_faulty):
     """Make the calls that hang, one after another; return the works of the accepted ones."""
     calls = [average, share]
-    if is_culprit and fault == "missing_rank":
+    if is_faulty and fault == "missing_rank":
         calls = []
-    elif is_culprit and fault == "wrong_order":
+    elif is_faulty and fault == "wrong_order":
         calls = [share, average]
-    elif is_culprit and fault == "wrong_size":
+    elif is_faulty and fault == "wrong_size":
         calls = [lambda dist: average(dist, 5), share]
-    elif is_culprit and fault == "wrong_op":
+    elif is_faulty and fault == "wrong_op":
         calls = [collect, share]
-    elif is_culprit and fault == "slow_rank":
+    elif is_faulty and fault == "slow_rank":
         time.sleep(LATE_S)  # the fault itself
     works = []
     for call in calls:

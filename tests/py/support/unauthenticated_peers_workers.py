@@ -62,7 +62,7 @@ def meet(channel, port):
         worlds.append(dldist.World(store, rank, size, name=name, timeout=60))
         worlds[-1].barrier()
         end = time.monotonic()
-        procs.poll_until(lambda: bool(listening_ports()) == is_listening, what="ports that open or close")
+        procs.poll_until(lambda: bool(listening_ports()) == is_listening, description="ports that open or close")
         channel.send((end - start, listening_ports()))
     for world in worlds:
         world.close()
@@ -71,12 +71,12 @@ def meet(channel, port):
 def connect_as(channel, user, name, bytes_to_send):
     """Send the response of a store's Unix socket to a process of that user."""
     os.setuid(user)
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(20)
-        stranger.connect("\0" + name)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20)
+        peer.connect("\0" + name)
         with contextlib.suppress(ConnectionError):
-            stranger.send(bytes_to_send)
-            return stranger.recv(100)
+            peer.send(bytes_to_send)
+            return peer.recv(100)
     return b""
 
 
@@ -84,18 +84,18 @@ def listen_as(channel, user, name):
     """Listen at the name of a store's Unix socket until the parent's message; send whether any
     process sent data there."""
     os.setuid(user)
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind("\0" + name)
-        stranger.listen()
-        stranger.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.bind("\0" + name)
+        peer.listen()
+        peer.setblocking(False)
         channel.send("listening")
         channel.recv()
-        heard = b""
+        received = b""
         with contextlib.suppress(BlockingIOError):
             while True:
-                connection, _ = stranger.accept()
-                heard += connection.recv(100)
-        return heard
+                connection, _ = peer.accept()
+                received += connection.recv(100)
+        return received
 
 
 def use_store_as(channel, user, port):
@@ -110,14 +110,14 @@ def flood(channel, ports, count, words=b""):
     """Keep `count` connections per port that send only `words`; reopen those that are closed."""
     limit_descriptors(min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], count * len(ports) + 200))
     poll = select.poll()
-    held = {}
+    connections = {}
 
     def connect(port):
-        stranger = socket.socket()
-        stranger.setblocking(False)
-        stranger.connect_ex((LOOPBACK, port))
-        held[stranger.fileno()] = (stranger, port)
-        poll.register(stranger, select.POLLOUT)
+        peer = socket.socket()
+        peer.setblocking(False)
+        peer.connect_ex((LOOPBACK, port))
+        connections[peer.fileno()] = (peer, port)
+        poll.register(peer, select.POLLOUT)
 
     for port in ports:
         for _ in range(count):
@@ -126,16 +126,16 @@ def flood(channel, ports, count, words=b""):
     is_told = False
     while not channel._connection.poll(0):
         for fd, events in poll.poll(20):
-            stranger, port = held[fd]
+            peer, port = connections[fd]
             if events & (select.POLLERR | select.POLLHUP | select.POLLIN):
                 poll.unregister(fd)
-                stranger.close()
-                del held[fd]
+                peer.close()
+                del connections[fd]
                 connect(port)
             else:
                 nopened += 1
                 with contextlib.suppress(ConnectionError):
-                    stranger.send(words)
+                    peer.send(words)
                 poll.modify(fd, select.POLLIN | select.POLLRDHUP)
         if not is_told and nopened >= count * len(ports):
             is_told = True

@@ -6,7 +6,7 @@ import time
 import dldist
 
 
-def _told(function):
+def _outcome(function):
     """Return the outcome of a function, the build, and the seconds that it took."""
     began = time.monotonic()
     try:
@@ -20,7 +20,7 @@ def serve(channel, secret):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=10, secret=secret)
     channel.send(store.port)
     channel.recv()
-    return _told(lambda: store.get("key") if store.check(["key"]) else None)
+    return _outcome(lambda: store.get("key") if store.check(["key"]) else None)
 
 
 def connect(_channel, port, secret):
@@ -29,7 +29,7 @@ def connect(_channel, port, secret):
         store.set("key", "value")
         return store.get("key").decode()
 
-    return _told(use)
+    return _outcome(use)
 
 
 def share_file(_channel, path, own, other):
@@ -38,7 +38,7 @@ def share_file(_channel, path, own, other):
         store.set(own, "value of " + own)
         return [store.get(other).decode(), store.add("sum", 1) > 0]
 
-    return _told(use)
+    return _outcome(use)
 
 
 def make_world(_channel, path, rank):
@@ -49,4 +49,4 @@ def make_world(_channel, path, rank):
             world.all_reduce(x)
             return x[0]
 
-    return _told(use)
+    return _outcome(use)

@@ -88,20 +88,20 @@ def libraries(world, name):
     if name == "numpy":
         import numpy as np
 
-        mine, read, of = np.asarray(x), np.asarray, lambda value: np.full(8, value, "float32")
+        own_memory, read, of = np.asarray(x), np.asarray, lambda value: np.full(8, value, "float32")
     elif name == "torch":
         import torch
 
-        mine, read, of = torch.from_dlpack(x), torch.from_dlpack, lambda value: torch.full((8,), value)
+        own_memory, read, of = torch.from_dlpack(x), torch.from_dlpack, lambda value: torch.full((8,), value)
     else:
         import jax
         import numpy as np
 
-        mine, read, of = x, jax.dlpack.from_dlpack, lambda value: jax.numpy.full(8, value, "float32")
+        own_memory, read, of = x, jax.dlpack.from_dlpack, lambda value: jax.numpy.full(8, value, "float32")
         assert isinstance(read(x), jax.Array) and np.asarray(read(x)).shape == (4, 8)
-    memory = world.rendezvous(mine)
+    memory = world.rendezvous(own_memory)
     assert memory.offset == 0 and memory.buffer_size == 128
-    assert symmetric_memory.is_symm_mem_tensor(mine) and not symmetric_memory.is_symm_mem_tensor(of(1.0))
+    assert symmetric_memory.is_symm_mem_tensor(own_memory) and not symmetric_memory.is_symm_mem_tensor(of(1.0))
     for rank in range(world.size):
         memory.put(of(float(world.rank + 1)), rank, 8 * world.rank)
     memory.barrier()
@@ -196,22 +196,22 @@ def different_sizes(world):
 def own_array(world):
     """Memory other than shared arrays must be accessed by messages; the rank itself can map it, and
     the view keeps it alive."""
-    mine = bytearray(pattern(world.rank, 32))
-    memory = world.rendezvous(mine)
+    own_memory = bytearray(pattern(world.rank, 32))
+    memory = world.rendezvous(own_memory)
     view = memory.get_buffer(world.rank, 32, "uint8")
-    assert bytes(view) == mine
+    assert bytes(view) == own_memory
     target, other = bytearray(32), (world.rank + 1) % world.size
     memory.get(target, other)
     assert target == pattern(other, 32)
     memory.barrier()
     memory.put(b"hello", other, 3, channel=0)
     memory.wait_signal((world.rank - 1) % world.size)
-    assert mine[3:8] == b"hello"
+    assert own_memory[3:8] == b"hello"
     if world.size > 1:
         error = error_of(memory.get_buffer, other, 1, "uint8")
         assert isinstance(error, ValueError) and f"rank {other}" in str(error) and "get()" in str(error)
     memory.barrier()
-    del memory, mine
+    del memory, own_memory
     gc.collect()
     assert bytes(view)[3:8] == b"hello"
 
@@ -345,12 +345,12 @@ def barriers(world):
     """No rank may leave a barrier before the last has entered, on any channel."""
     x = world.empty(world.size, "int64")
     memory = world.rendezvous(x)
-    for turn in range(50):
+    for one_round in range(50):
         for rank in range(world.size):
-            memory.put(turn.to_bytes(8, "little"), rank, 8 * world.rank)
-        memory.barrier(turn % 7)
-        assert memoryview(x).tolist() == [turn] * world.size
-        memory.barrier(channel=turn % 7)
+            memory.put(one_round.to_bytes(8, "little"), rank, 8 * world.rank)
+        memory.barrier(one_round % 7)
+        assert memoryview(x).tolist() == [one_round] * world.size
+        memory.barrier(channel=one_round % 7)
     if world.size > 1 and world.rank == 0:
         assert isinstance(error_of(memory.barrier, 9, timeout_ms=100), dldist.DistTimeoutError)
     world.barrier()
@@ -364,11 +364,11 @@ def threads(world):
 
     def play(channel):
         try:
-            for turn in range(200):
-                memory.put(turn.to_bytes(8, "little"), other, 8 * channel, channel)
+            for one_round in range(200):
+                memory.put(one_round.to_bytes(8, "little"), other, 8 * channel, channel)
                 memory.wait_signal(before, channel)
                 own = memory.get_buffer(world.rank, [1], "int64", channel)
-                assert turn <= memoryview(own)[0] < turn + world.size
+                assert one_round <= memoryview(own)[0] < one_round + world.size
         except BaseException as error:
             failures.append(error)
 
@@ -486,7 +486,7 @@ def many(world):
     """Windows and their memory must be freed when dropped."""
     other = (world.rank + 1) % world.size
 
-    def turn():
+    def one_round():
         x = filled(world, 4096)
         memory = world.rendezvous(x)
         memory.barrier()
@@ -499,10 +499,10 @@ def many(world):
             return int(statm.read().split()[1]), len(maps.readlines()), len(os.listdir("/proc/self/fd"))
 
     for _ in range(100):
-        turn()
+        one_round()
     before = resources()
     for _ in range(1000):
-        turn()
+        one_round()
     after = resources()
     assert after[0] < before[0] + 300 and after[1] <= before[1] + 5 and after[2] <= before[2], (before, after)
 

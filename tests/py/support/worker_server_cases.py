@@ -7,29 +7,29 @@ import sys
 
 def case(request, response):
     """Handle a request. The parameter `what` selects the behaviour."""
-    what = request.get_param("what")
-    if what == "raise":
+    action = request.get_param("action")
+    if action == "raise":
         raise ValueError("bad é")
-    if what == "exit":
+    if action == "exit":
         sys.exit(3)
-    if what == "status":
+    if action == "status":
         response.set_status(int(request.get_param("status")))
-    elif what == "bytes":
+    elif action == "bytes":
         response.set_content(b"\x00\xff", "application/octet-stream")
         response.set_status(201)
-    elif what == "twice":
+    elif action == "twice":
         response.set_content("1", "text/plain")
         response.set_content("2", "text/html")
-    elif what != "nothing":
+    elif action != "nothing":
         response.set_content(f"{request.body()}|{request.get_param('a')}|é", "text/plain")
 
 
 def main():
     import torch  # noqa: F401
-    from torch._C import _distributed_c10d as theirs
+    from torch._C import _distributed_c10d as torch_module
 
-    theirs._register_handler("case", case)
-    server = theirs._WorkerServer(sys.argv[1])
+    torch_module._register_handler("case", case)
+    server = torch_module._WorkerServer(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.read()
     del server

@@ -63,7 +63,7 @@ def blocked_client(channel, port, names):
     threads = [threading.Thread(target=block, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    procs.poll_until(lambda: len(tids) == len(names), what="start of the threads")
+    procs.poll_until(lambda: len(tids) == len(names), description="start of the threads")
     procs.wait_asleep(tids.values())
     channel.send("blocked")
     for thread in threads:

@@ -21,7 +21,7 @@ def usage():
 def settled_usage(before):
     """Return the usage, once the ends of connections closed by other processes were processed."""
     deadline = time.monotonic() + 5
-    while (now := usage()) and any(now[what] > before[what] for what in ("descriptors", "threads")) and time.monotonic() < deadline:
+    while (now := usage()) and any(now[resource] > before[resource] for resource in ("descriptors", "threads")) and time.monotonic() < deadline:
         time.sleep(0.02)
     return now
 
@@ -53,7 +53,7 @@ def common_port():
     return int(store.get("port"))
 
 
-CARELESS = {
+PROGRAMS_WITHOUT_DESTROY = {
     "default world": "import dldist; dldist.init_process_group(); dldist.new_group([0])",
     "worlds": "import dldist; w = dldist.World(); v = w.new_group([0])",
     "two ranks": """
@@ -75,7 +75,7 @@ threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
 def run_programs_without_destroy():
     """Return each program's exit code, output, error output and seconds."""
     results = []
-    for program in CARELESS.values():
+    for program in PROGRAMS_WITHOUT_DESTROY.values():
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{program}"],
@@ -133,7 +133,7 @@ def die_in_init():
         return subprocess.Popen([sys.executable, "-c", code, str(rank), str(store.port)], stdout=subprocess.PIPE, text=True)
 
     victim = start(2)
-    procs.poll_until(lambda: store.num_keys() > 0, what="the first rank")
+    procs.poll_until(lambda: store.num_keys() > 0, resource="the first rank")
     victim.kill()
     victim.communicate()
     others = [start(0), start(1)]
@@ -168,7 +168,7 @@ for group in (None, dldist.new_group([0, 1])):
 print(dldist.get_rank(), dldist.get_world_size(), *sums)
 """
 
-VICTIM = """
+KILLED_PROGRAM = """
 import dldist, sys, time
 store = dldist.TCPStore("127.0.0.1", int(sys.argv[2]), timeout=20)
 dldist.init_process_group(store=store, rank=1, world_size=3, timeout=20)
@@ -185,7 +185,7 @@ def continue_without_rank_1():
         code = f"import sys; sys.path[:] = {sys.path!r}\n{program}"
         return subprocess.Popen([sys.executable, "-c", code, str(rank), str(store.port)], stdout=subprocess.PIPE, text=True)
 
-    ranks = [start(rank, VICTIM if rank == 1 else SURVIVOR) for rank in range(3)]
+    ranks = [start(rank, KILLED_PROGRAM if rank == 1 else SURVIVOR) for rank in range(3)]
     try:
         store.wait([f"rank {rank} is here" for rank in range(3)], 15)
         ranks[1].kill()

@@ -29,10 +29,10 @@ def kind(request):
 @pytest.fixture
 def opened(kind, tmp_path):
     """Return a store of the kind, and the address at which another process finds it."""
-    return open_here(kind, tmp_path)
+    return open_local(kind, tmp_path)
 
 
-def open_here(kind, tmp_path):
+def open_local(kind, tmp_path):
     if kind in ("tcp", "prefix"):
         store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
         return store, store.port
@@ -49,7 +49,7 @@ def open_here(kind, tmp_path):
 def test_blocked_calls_delay_no_others(kind, tmp_path):
     """16 threads are blocked on one client; a 17th must use it as before, and then release them one
     by one."""
-    master, place = open_here(kind, tmp_path)
+    master, place = open_local(kind, tmp_path)
     client = dldist.TCPStore(LOOPBACK, place, timeout=LONG) if kind == "tcp" else master
     results = {}
     calls = {}
@@ -90,7 +90,7 @@ def test_blocked_calls_delay_no_others(kind, tmp_path):
             client.set(name, "v")
         thread = threads[index]
         thread.join(5)
-        assert not thread.is_alive(), f"{name} was not told"
+        assert not thread.is_alive(), f"{name} was not interrupted"
     assert all(results[f"late{index}"] == (b"v", None, b"v", [b"v", b"1"])[index % 4] for index in range(16))
 
 
@@ -170,7 +170,7 @@ def place_for(kind, call, tmp_path, keep):
         return reserve_port()
     if call == "open":
         return str(tmp_path / "no" / "such" / "directory" / "store")
-    store, place = open_here(kind, tmp_path)
+    store, place = open_local(kind, tmp_path)
     keep.append(store)
     return place
 
@@ -194,7 +194,7 @@ def test_ctrl_c_ends_every_blocking_call(kind, call, tmp_path, procs):
 
 @pytest.mark.parametrize("place_kind", ["hash", "file", "tcp", "prefix"])
 def test_other_signals_do_not_break_a_wait(place_kind, tmp_path, procs):
-    store, place = open_here(place_kind, tmp_path)
+    store, place = open_local(place_kind, tmp_path)
     child = procs.start(workers.user_signals, place_kind, place)
     assert child.recv() == "ready"
     helper.wait_at_rest([child.pid], child.pid)
@@ -212,7 +212,7 @@ def test_other_signals_do_not_break_a_wait(place_kind, tmp_path, procs):
 
 
 def test_exception_of_a_handler_ends_the_wait(procs):
-    store, port = open_here("tcp", None)
+    store, port = open_local("tcp", None)
     child = procs.start(workers.handler_raises, port)
     assert child.recv() == "ready"
     helper.wait_at_rest([child.pid], child.pid)
@@ -223,7 +223,7 @@ def test_exception_of_a_handler_ends_the_wait(procs):
 
 def test_interrupted_pop_takes_nothing_from_a_queue(procs):
     """An interrupted pop must not stay queued in the server: the item must go to another caller."""
-    store, port = open_here("tcp", None)
+    store, port = open_local("tcp", None)
     child = procs.start(workers.interruptible, "tcp", port, "queue_pop")
     child.recv()
     helper.wait_at_rest([child.pid], child.pid)
@@ -240,7 +240,7 @@ def test_interrupted_pop_takes_nothing_from_a_queue(procs):
 @pytest.mark.parametrize("with_thread", [False, True], ids=["quiet", "thread-blocked"])
 @pytest.mark.parametrize("fork_kind", ["hash", "file", "tcp", "tcp-master", "prefix"])
 def test_forked_child_cannot_use_a_client(fork_kind, with_thread, tmp_path, procs):
-    keep, place = open_here(fork_kind.partition("-")[0], tmp_path)
+    keep, place = open_local(fork_kind.partition("-")[0], tmp_path)
     child = procs.start(workers.forks, fork_kind, place, with_thread)
     parent_pid, forked_pid, status, lines, values = child.result()
     assert status == 0, (status, lines, child.stderr_text())
@@ -257,7 +257,7 @@ def test_forked_child_cannot_use_a_client(fork_kind, with_thread, tmp_path, proc
 def test_exit_of_a_forked_child_keeps_connections(procs):
     """The exit of a forked child must only close its copies of descriptors: the parent's connection
     must stay open."""
-    master, port = open_here("tcp", None)
+    master, port = open_local("tcp", None)
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
     client.set("a", "1")
     child = procs.start(workers.forks, "tcp", port, False)
@@ -273,35 +273,35 @@ def test_exit_of_a_forked_child_keeps_connections(procs):
 def test_call_at_exit_runs_despite_ctrl_c():
     """For example, the last traceback. A pending Ctrl-C hits a Python function as it is entered."""
     press = ctypes.PyDLL(None)["raise"]
-    said = []
-    despite = functools.partial(dldist._core._call_despite_ctrl_c, said.append)
+    called = []
+    despite = functools.partial(dldist._core._call_despite_ctrl_c, called.append)
 
     def call_both(first, second):
         # From C, so that no signal check happens between the two.
         return list(map(operator.call, [first, second], [signal.SIGINT, "word"]))
 
     with pytest.raises(KeyboardInterrupt):
-        call_both(press, lambda word: said.append(word))
-    assert said == []
+        call_both(press, lambda word: called.append(word))
+    assert called == []
     call_both(press, despite)
-    assert said == ["word"]
+    assert called == ["word"]
 
 
 @pytest.mark.parametrize(("presses", "calls"), [(1, 2), (2, 3), (9, 3)])
 def test_call_at_exit_is_repeated_after_ctrl_c(presses, calls):
     began = []
 
-    def say():
+    def called_at_exit():
         began.append(None)
         if len(began) <= presses:
             signal.raise_signal(signal.SIGINT)
         return "said"
 
     if presses < calls:
-        assert dldist._core._call_despite_ctrl_c(say) == "said"
+        assert dldist._core._call_despite_ctrl_c(called_at_exit) == "said"
     else:  # signalled again
         with pytest.raises(KeyboardInterrupt):
-            dldist._core._call_despite_ctrl_c(say)
+            dldist._core._call_despite_ctrl_c(called_at_exit)
     assert len(began) == calls
 
 

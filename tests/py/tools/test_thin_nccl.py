@@ -42,9 +42,9 @@ def zeroed(data, tmp_path, architecture=90):
 
 
 def test_code_of_one_architecture_is_kept(tmp_path):
-    def library(old, ours, newer, ptx, alone):
-        first = fatbin(image(MACHINE_CODE, 80, old), image(MACHINE_CODE, 90, ours, header=112), image(MACHINE_CODE, 100, newer))
-        second = fatbin(image(PTX, 90, ptx), image(MACHINE_CODE, 90, ours))
+    def library(old, wanted, newer, ptx, alone):
+        first = fatbin(image(MACHINE_CODE, 80, old), image(MACHINE_CODE, 90, wanted, header=112), image(MACHINE_CODE, 100, newer))
+        second = fatbin(image(PTX, 90, ptx), image(MACHINE_CODE, 90, wanted))
         return b"text" * 5 + first + b"between" + second + fatbin(image(MACHINE_CODE, 120, alone)) + b"end"
 
     before = library(b"o" * 32, b"u" * 48, b"n" * 16, b"p" * 24, b"a" * 8)
@@ -67,15 +67,15 @@ def test_code_of_one_architecture_is_kept(tmp_path):
     ids=["version", "header", "beyond the file", "no image", "image beyond its fatbin", "long header", "no header"],
 )
 def test_other_data_with_the_magic_number_is_unchanged(tmp_path, chance):
-    before = chance + fatbin(image(MACHINE_CODE, 90, b"ours")) + chance
+    before = chance + fatbin(image(MACHINE_CODE, 90, b"wanted")) + chance
     after, counts = zeroed(before, tmp_path)
     assert after == before and counts == (4, 0)
 
 
 def test_fatbin_after_a_false_start_is_found(tmp_path):
     head = struct.pack("<IHHQ", 0xBA55ED50, 9, 9, 9)
-    after, _ = zeroed(head + fatbin(image(MACHINE_CODE, 80, b"gone"), image(MACHINE_CODE, 90, b"ours")), tmp_path)
-    assert b"gone" not in after and after.endswith(b"ours")
+    after, _ = zeroed(head + fatbin(image(MACHINE_CODE, 80, b"gone"), image(MACHINE_CODE, 90, b"wanted")), tmp_path)
+    assert b"gone" not in after and after.endswith(b"wanted")
 
 
 def test_library_without_the_architecture_is_rejected(tmp_path):
@@ -108,14 +108,14 @@ def run(*args):
 
 @pytest.mark.skipif(shutil.which("cc") is None or shutil.which("strip") is None, reason="needs a C compiler and strip")
 class TestALibrary:
-    data = fatbin(image(MACHINE_CODE, 80, b"other code"), image(MACHINE_CODE, 90, b"code of ours"))
+    data = fatbin(image(MACHINE_CODE, 80, b"other code"), image(MACHINE_CODE, 90, b"wanted code"))
 
     def test_is_thinned_checked_and_packed(self, tmp_path):
         library = build(tmp_path / "from", "23203", self.data)
         done = run(library, tmp_path / "to")
         assert done.returncode == 0, done.stderr
         thinned = (tmp_path / "to" / "libnccl.so.2").read_bytes()
-        assert b"code of ours" in thinned and b"other code" not in thinned
+        assert b"wanted code" in thinned and b"other code" not in thinned
         assert len(thinned) < library.stat().st_size
         assert lzma.decompress((tmp_path / "to" / "libnccl.so.2.xz").read_bytes()) == thinned
         assert done.stdout.startswith("NCCL 23203: sm_90 has") and done.stdout.count(" MiB  ") == 3

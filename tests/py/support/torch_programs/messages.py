@@ -21,21 +21,21 @@ def ramp(*shape, dtype=torch.float32):
 @program(worlds=[2, 4])
 def objects():
     rank, world = dist.get_rank(), dist.get_world_size()
-    mine = {"rank": rank, "words": ["x" * rank], "tensor": ramp(3)}
+    own_value = {"rank": rank, "words": ["x" * rank], "tensor": ramp(3)}
     gathered = [None] * world
-    dist.all_gather_object(gathered, mine)
+    dist.all_gather_object(gathered, own_value)
     at_root = [None] * world if rank == 1 else None
-    dist.gather_object(mine, at_root, dst=1)
-    told = [mine, rank] if rank == 1 else [None, None]
-    dist.broadcast_object_list(told, src=1)
+    dist.gather_object(own_value, at_root, dst=1)
+    broadcasted = [own_value, rank] if rank == 1 else [None, None]
+    dist.broadcast_object_list(broadcasted, src=1)
     given = [None]
     dist.scatter_object_list(given, [{"for": peer} for peer in range(world)] if rank == 0 else None, src=0)
     passed = [None, None]
     if rank == 0:
-        dist.send_object_list([mine, "greetings"], dst=1)
+        dist.send_object_list([own_value, "greetings"], dst=1)
     elif rank == 1:
         dist.recv_object_list(passed, src=0)
-    return [gathered, at_root, told, given, passed]
+    return [gathered, at_root, broadcasted, given, passed]
 
 
 @program(worlds=[2, 4])
@@ -141,16 +141,16 @@ def kinds_of_calls():
             dist.all_reduce(results[name, op], op=getattr(dist.ReduceOp, op))
         gathered = [torch.zeros(4, dtype=dtype) for _ in range(world)]
         works = [dist.all_gather(gathered, ramp(4, dtype=dtype), async_op=True)]
-        joined, mine = torch.zeros(3 * world, dtype=dtype), torch.zeros(2, dtype=dtype)
+        joined, own_value = torch.zeros(3 * world, dtype=dtype), torch.zeros(2, dtype=dtype)
         works.append(dist.all_gather_into_tensor(joined, ramp(3, dtype=dtype), async_op=True))
-        works.append(dist.reduce_scatter_tensor(mine, ramp(2 * world, dtype=dtype), async_op=True))
+        works.append(dist.reduce_scatter_tensor(own_value, ramp(2 * world, dtype=dtype), async_op=True))
         shuffled = torch.zeros(2 * world, dtype=dtype)
         works.append(dist.all_to_all_single(shuffled, ramp(2 * world, dtype=dtype), async_op=True))
-        told = ramp(5, dtype=dtype)
-        works.append(dist.broadcast(told, src=world - 1, async_op=True))
+        broadcasted = ramp(5, dtype=dtype)
+        works.append(dist.broadcast(broadcasted, src=world - 1, async_op=True))
         for work in works:
             work.wait()
-        results[name] = [gathered, joined, mine, shuffled, told]
+        results[name] = [gathered, joined, own_value, shuffled, broadcasted]
     uneven_in, uneven_out = [peer + 1 for peer in range(world)], [rank + 1] * world
     shuffled = torch.zeros(sum(uneven_out))
     dist.all_to_all_single(shuffled, ramp(sum(uneven_in)), uneven_out, uneven_in)

@@ -16,7 +16,7 @@ TIMEOUT = timedelta(seconds=30)
 #
 # The process crashes if the last reference is dropped on a Gloo thread, with a future that PowerSGD
 # has chained. Freeing may wait forever for a Gloo thread that drops a future.
-kept = []
+kept_works = []
 
 
 def serve(channel, rank, store_file):
@@ -63,15 +63,15 @@ def run(rank, store_file, name, way, world, key):
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     try:
         assert dist.get_backend() == backend
-        assert is_ours(dist.group.WORLD) == (way != "gloo")
+        assert uses_dldist(dist.group.WORLD) == (way != "gloo")
         return plain(torch_programs.load(name)())
     finally:
         if way == "gloo":
-            kept.extend(dist.distributed_c10d._world.pg_map)
+            kept_works.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
 
 
-def is_ours(group):
+def uses_dldist(group):
     return "dldist.torch" in sys.modules and sys.modules["dldist.torch._runner"].runner_of(group) is not None
 
 
