@@ -78,7 +78,7 @@ class Rank(nccl_fault_workers.Rank):
     def run(self, case):
         """Run the case; then a new group on the device must work."""
         self.ncases += 1
-        self.name, self.meetings = f"{case.__name__} {self.ncases}", 0
+        self.name, self.nwaits = f"{case.__name__} {self.ncases}", 0
         reply = case(self)
         self.wait_for_all()
         works_again(self, self.name)

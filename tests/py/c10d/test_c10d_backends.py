@@ -38,7 +38,7 @@ class Done(dldist.Work):
 class Recording(backend_base.Backend):
     """A backend that records its calls."""
 
-    def __init__(self, rank, size, name="noting"):
+    def __init__(self, rank, size, name="recording"):
         super().__init__(rank, size)
         self.label = name
         self.calls = []
@@ -100,8 +100,8 @@ def test_plain_creator(register):
         made.append((rank, size, timeout, Recording(rank, size)))
         return made[-1][-1]
 
-    register("Noting", create)
-    assert dldist.Backend.NOTING == "noting" and dldist.is_backend_available("noting")
+    register("Recording", create)
+    assert dldist.Backend.RECORDING == "recording" and dldist.is_backend_available("recording")
 
     def case(rank):
         x = vector(1)
@@ -111,17 +111,17 @@ def test_plain_creator(register):
         dldist.barrier()
         group = dldist.new_group([0], timeout=timedelta(seconds=3))
         assert total(group) == 101
-        assert (dldist.get_backend(), dldist.get_backend_config()) == ("noting", "cpu:noting")
+        assert (dldist.get_backend(), dldist.get_backend_config()) == ("recording", "cpu:recording")
         backend = dldist.get_backend_impl()
-        assert backend is made[0][-1] and (backend.name(), dldist.group.WORLD.name()) == ("noting", "custom")
+        assert backend is made[0][-1] and (backend.name(), dldist.group.WORLD.name()) == ("recording", "custom")
         for call in (dldist.broadcast, dldist.reduce):
-            assert f"Backend noting does not support {call.__name__}" in str(error_of(call, vector(1), 0))
+            assert f"Backend recording does not support {call.__name__}" in str(error_of(call, vector(1), 0))
         assert isinstance(error_of(dldist.split_group, None, [[0]]), RuntimeError)
         assert dldist.default_world() is None
         assert dldist.group.WORLD.get_timeout() == timedelta(minutes=30)  # it has no such option
         return backend
 
-    (backend,) = in_worlds(1, case, backend="noting", timeout=5)
+    (backend,) = in_worlds(1, case, backend="recording", timeout=5)
     groups_timeout = timedelta(milliseconds=-1)
     assert backend.calls == [
         ("allreduce", dldist.ReduceOp.MAX, groups_timeout),

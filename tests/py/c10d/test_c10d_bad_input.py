@@ -139,7 +139,7 @@ def evaluate(library, call):
 @pytest.mark.parametrize("call", BEFORE_INIT)
 def test_without_a_world(call):
     """A failed attempt must leave no world, and must not affect the next attempt."""
-    assert BEFORE_INIT[call] in evaluate(c10d_workers.Ours(), call)
+    assert BEFORE_INIT[call] in evaluate(c10d_workers.Dldist(), call)
     assert not dldist.is_initialized() and dldist.get_pg_count() == 0
     dldist.init_process_group("gloo", store=dldist.HashStore(), rank=0, world_size=1)
     dldist.destroy_process_group()
@@ -148,7 +148,7 @@ def test_without_a_world(call):
 @pytest.mark.torch
 @pytest.mark.parametrize("call", BEFORE_INIT)
 def test_torch_raises_the_same_without_a_world(call):
-    raised = evaluate(c10d_workers.Torchs(), call)[0]
+    raised = evaluate(c10d_workers.Torch(), call)[0]
     # a torch build with NCCL refuses a machine without GPUs
     is_of_nccl = "'nccl'" in call and raised == "ValueError"
     assert raised == BEFORE_INIT[call] or is_of_nccl

@@ -268,7 +268,7 @@ class NoText(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (NoText(), b"Speechless: no text"), (SystemExit(3), b": 3")]
+    ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (NoText(), b"NoText: no text"), (SystemExit(3), b": 3")]
 )
 def test_exception_of_a_handler_is_a_response(path, error, words):
     def fail(request, response):
@@ -495,4 +495,4 @@ def test_no_leaked_threads_or_descriptors(tmp_path):
         with control.serve(tmp_path / "socket") as server:
             send_request(server.address, "POST", "/handler/ping")
     # A connection's thread may still exit after the server has closed, here and in earlier tests.
-    poll_until(lambda: all(now <= then for now, then in zip(open_resources(), before)), action="fewer threads and descriptors")
+    poll_until(lambda: all(now <= then for now, then in zip(open_resources(), before)), description="fewer threads and descriptors")

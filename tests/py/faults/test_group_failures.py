@@ -169,8 +169,8 @@ def test_lost_peer(procs, variant):
 
 
 @pytest.mark.exhaustive(every=3)
-@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
-def test_interrupt(procs, what):
+@pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
+def test_interrupt(procs, variant):
     """Ctrl-C must act soon (test_blocking_calls.py: in 100 ms), and the other rank get an error."""
     ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, variant)
     for child in ranks:

@@ -25,7 +25,7 @@ RUNS = [
 
 
 @pytest.mark.deadline(150)
-@pytest.mark.parametrize(("name", "door"), RUNS)
+@pytest.mark.parametrize(("name", "allocator"), RUNS)
 def test_each_allocation_fails_once(procs, name, allocator):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     env = {"OUT_OF_MEMORY_PORT": str(store.port)}
@@ -49,7 +49,7 @@ ALLOCATORS = [
 
 
 @pytest.mark.deadline(150)
-@pytest.mark.parametrize("door", ALLOCATORS)
+@pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_each_allocation_of_the_module_fails_once(procs, allocator):
     if allocator != "core" and not survives_lack_of_memory(procs):
         pytest.skip(f"Python {platform.python_version()} crashes when memory runs out for types of its own modules")

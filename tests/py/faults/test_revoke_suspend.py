@@ -1,11 +1,11 @@
 """Revoked groups and suspended groups. Ranks are threads, except in tests of process memory."""
 
 
-import re
 import threading
 
 import dldist
 import pytest
+import suspend_workers
 from procs import Group as Processes
 from thread_ranks import error_of, on_threads
 
@@ -96,42 +96,10 @@ def test_default_world_can_be_revoked():
 # ---- suspend
 
 
-def resident_of_arenas():
-    """Return the bytes of arena shared memory that this process touched and that are resident."""
-    total, is_arena = 0, False
-    with open("/proc/self/smaps", encoding="utf-8") as maps:
-        for line in maps:
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                is_arena = "dldist-arena" in line
-            elif is_arena and line.startswith("Rss:"):
-                total += int(line.split()[1]) * 1024
-    return total
-
-
-def suspend_and_look(channel, rank, store_file):
-    with dldist.Group(dldist.FileStore(store_file, 2), rank, 2, timeout=20) as group:
-        x = numpy.ones(1 << 19, "float32")
-        group.all_reduce(x)
-        group.all_gather([numpy.zeros(1 << 17), numpy.zeros(1 << 17)], numpy.zeros(1 << 17))
-        kept = group.empty(1 << 18, "float32")
-        numpy.asarray(kept)[...] = 1
-        del kept
-        before, stats = resident_of_arenas(), group.memory_stats()
-        group.suspend()
-        while_suspended, suspended = resident_of_arenas(), group.memory_stats()
-        texts = [str(error_of(call)) for call in (group.barrier, lambda: group.send(x, 1 - rank), lambda: group.empty(3))]
-        group.suspend()
-        group.resume()
-        group.resume()
-        x[...] = rank + 1
-        group.all_reduce(x)
-        channel.send((before, while_suspended, resident_of_arenas(), stats, suspended, texts, float(x.min()), float(x.max())))
-
-
 def test_suspend_releases_memory_and_resume_restores_it(tmp_path):
     processes = Processes()
     try:
-        ranks = [processes.start(suspend_and_look, rank, str(tmp_path / "store")) for rank in range(2)]
+        ranks = [processes.start(suspend_workers.suspend_and_measure, rank, str(tmp_path / "store")) for rank in range(2)]
         for rank in ranks:
             before, while_suspended, after, stats, suspended, texts, low, high = rank.recv(timeout=40)
             assert before > 1 << 20, "the collectives have touched the arena"

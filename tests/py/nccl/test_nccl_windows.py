@@ -2,11 +2,8 @@
 tests/stubs."""
 
 import contextlib
-import ctypes
 import importlib.util
 import pickle
-import sys
-import types
 
 import dldist
 import nccl_stubs
@@ -152,48 +149,10 @@ def entries_of(folder, rank):
 # ---- the allocator, in a separate process
 
 
-def in_c(channel, version, environment):
-    """Test the C functions as other libraries call them, and the objects for libraries that are not
-    installed."""
-    import os
-
-    os.environ.update(environment)
-    from dldist import nccl
-
-    stubs = nccl_stubs.build(version)
-    if version == "2.18.1":
-        return str(nccl_window_workers.error_of(nccl.Allocator))
-    allocator = nccl.Allocator()
-    malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(allocator.malloc_address)
-    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(allocator.free_address)
-    address = malloc(1 << 16, 1, None)
-    ctypes.memset(address, 7, 1 << 16)
-    assert stubs.nccl.live("memory") == 1
-    free(address, 1 << 16, 1, None)
-    assert allocator.malloc(0, 0) == 0 and stubs.nccl.live("memory") == 0
-    allocator.free(0, 0)
-    stubs.cuda.limit_memory(1024)
-    assert malloc(1 << 16, 0, None) is None
-    assert "ncclMemAlloc of 65536 bytes failed on cuda:0" in str(nccl_window_workers.error_of(allocator.malloc, 1 << 16, 0))
-    assert isinstance(nccl_window_workers.error_of(allocator.malloc, -1, 0), ValueError)
-
-    made = []
-    fake_torch = types.ModuleType("torch")
-    fake_torch._C = types.SimpleNamespace(_cuda_customAllocator=lambda *addresses: made.append(addresses) or "torch's")
-    fake_cupy = types.ModuleType("cupy")
-    fake_cupy.cuda = types.SimpleNamespace(
-        PythonFunctionAllocator=lambda malloc, free: made.append((malloc, free)) or types.SimpleNamespace(malloc="cupy's")
-    )
-    sys.modules.update(torch=fake_torch, cupy=fake_cupy)
-    assert allocator.torch() == "torch's" and allocator.cupy() == "cupy's"
-    assert made == [(allocator.malloc_address, allocator.free_address), (allocator.malloc, allocator.free)]
-    return stubs.nccl.bad_uses()
-
-
 def test_memory_allocator(tmp_path):
     with contextlib.closing(procs.Group()) as children:
-        assert children.start(in_c, VERSION, nccl_stubs.build(VERSION).environment(folder=tmp_path)).result(60.0) == 0
-        old = children.start(in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)
+        assert children.start(nccl_window_workers.allocator_in_c, VERSION, nccl_stubs.build(VERSION).environment(folder=tmp_path)).result(60.0) == 0
+        old = children.start(nccl_window_workers.allocator_in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)
     assert "ncclMemAlloc" in old and "2.19" in old, old
 
 

@@ -56,10 +56,10 @@ NO_SHARED_MEMORY = {"DLDIST_SHM": "0"}
 @pytest.mark.parametrize(
     "way, front, hold, env",
     [
-        ("unplug", "world", "closed", {}),
-        ("unplug", "world", "failed", SECRET),
-        ("unplug", "world", "closed", NO_SHARED_MEMORY),
-        ("unplug", "c10d", "closed", {}),
+        ("down", "world", "closed", {}),
+        ("down", "world", "failed", SECRET),
+        ("down", "world", "closed", NO_SHARED_MEMORY),
+        ("down", "c10d", "closed", {}),
         ("cut", "c10d", "closed", SECRET),
     ],
 )

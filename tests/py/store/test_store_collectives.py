@@ -270,7 +270,7 @@ CALLS = [
 @pytest.mark.torch
 def test_same_as_torch():
     """In a world of one, results and types of errors must be equal."""
-    import torch.distributed as theirs
+    import torch.distributed as torch_distributed
 
     def outcomes(package):
         collectives = package._StoreCollectives(package.HashStore(), 0, 1)
@@ -280,8 +280,8 @@ def test_same_as_torch():
             except (RuntimeError, TypeError) as error:
                 yield "TypeError" if isinstance(error, TypeError) else "RuntimeError"
 
-    dldist_outcomes, other = list(outcomes(dldist)), list(outcomes(theirs))
-    assert dldist_outcomes == other
+    dldist_outcomes, torch_outcomes = list(outcomes(dldist)), list(outcomes(torch_distributed))
+    assert dldist_outcomes == torch_outcomes
 
 
 def shapes(kind):

@@ -276,7 +276,7 @@ def works(rank, size):
     outs = [f(0) for _ in range(size)]
     work = dist.all_gather(outs, f(rank), async_op=True)
     work.wait()
-    assert all(member is theirs for member, theirs in zip(work.result(), outs, strict=True))
+    assert all(result is out for result, out in zip(work.result(), outs, strict=True))
     assert dist.barrier(async_op=True).wait() is True
 
 

@@ -228,7 +228,7 @@ def pools(dist, stubs, Tensor, port, rank, size):
         def set(self, parts):
             self.segments = [(part.ptr, part.nbytes) for part in parts]
 
-    class Torchs:
+    class TorchPool:
         def set(self, parts):
             self.parts = parts
 
@@ -238,7 +238,7 @@ def pools(dist, stubs, Tensor, port, rank, size):
     def live():
         return stubs.nccl.live("registration"), stubs.nccl.live("window")
 
-    for symm, pool in ((False, Pool()), (True, Pool()), (False, Torchs()), (True, Torchs())):
+    for symm, pool in ((False, Pool()), (True, Pool()), (False, TorchPool()), (True, TorchPool())):
         kind = "window" if symm else "registration"
         for parts, nnew in (((0,), 1), ((0, 1), 1), ((0, 1), 0), ((1, 2), 1), ((2,), 0)):
             pool.set([memory[part] for part in parts])

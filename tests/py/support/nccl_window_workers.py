@@ -5,7 +5,9 @@ import ctypes
 import gc
 import json
 import os
+import sys
 import threading
+import types
 
 LIMIT_S = 20.0
 SHORT_S = 0.4
@@ -20,7 +22,7 @@ class Rank:
         self.dist, self.stubs, self.store, self.rank, self.size = dist, stubs, store, rank, size
         self.next, self.before = (rank + 1) % size, (rank - 1) % size
         self.group = _core.NcclGroup(store, rank, size, **{"timeout": LIMIT_S, "device": rank, **options})
-        self._nmeetings = 0
+        self._nwaits = 0
 
     def empty(self, count, dtype="int32"):
         made = self.group.empty(count, dtype)
@@ -29,8 +31,8 @@ class Rank:
 
     def wait_for_all(self):
         """Wait until all ranks have called this, in any state of the group."""
-        self._nmeetings += 1
-        key = f"meet/{self._nmeetings}"
+        self._nwaits += 1
+        key = f"meet/{self._nwaits}"
         if self.store.add(key, 1) == self.size:
             self.store.set(key + "/go", "")
         self.store.wait([key + "/go"], LIMIT_S)
@@ -574,3 +576,43 @@ def options(kind):
     made = kind()
     made.timeout = timedelta(seconds=LIMIT_S)
     return made
+
+
+# ---- the allocator, in a separate process
+
+
+def allocator_in_c(channel, version, environment):
+    """Test the C functions as other libraries call them, and the objects for libraries that are not
+    installed."""
+    os.environ.update(environment)
+    import nccl_stubs
+    from dldist import nccl
+
+    stubs = nccl_stubs.build(version)
+    if version == "2.18.1":
+        return str(error_of(nccl.Allocator))
+    allocator = nccl.Allocator()
+    malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(allocator.malloc_address)
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(allocator.free_address)
+    address = malloc(1 << 16, 1, None)
+    ctypes.memset(address, 7, 1 << 16)
+    assert stubs.nccl.live("memory") == 1
+    free(address, 1 << 16, 1, None)
+    assert allocator.malloc(0, 0) == 0 and stubs.nccl.live("memory") == 0
+    allocator.free(0, 0)
+    stubs.cuda.limit_memory(1024)
+    assert malloc(1 << 16, 0, None) is None
+    assert "ncclMemAlloc of 65536 bytes failed on cuda:0" in str(error_of(allocator.malloc, 1 << 16, 0))
+    assert isinstance(error_of(allocator.malloc, -1, 0), ValueError)
+
+    made = []
+    fake_torch = types.ModuleType("torch")
+    fake_torch._C = types.SimpleNamespace(_cuda_customAllocator=lambda *addresses: made.append(addresses) or "torch's")
+    fake_cupy = types.ModuleType("cupy")
+    fake_cupy.cuda = types.SimpleNamespace(
+        PythonFunctionAllocator=lambda malloc, free: made.append((malloc, free)) or types.SimpleNamespace(malloc="cupy's")
+    )
+    sys.modules.update(torch=fake_torch, cupy=fake_cupy)
+    assert allocator.torch() == "torch's" and allocator.cupy() == "cupy's"
+    assert made == [(allocator.malloc_address, allocator.free_address), (allocator.malloc, allocator.free)]
+    return stubs.nccl.bad_uses()

@@ -166,9 +166,9 @@ def memory_on(device):
             super().__init__(code, before, after)
             self.tensor = device.make(code, numpy.frombuffer(self.before, DTYPES[code]))
 
-        def check(self, what):
+        def check(self, description):
             self.data = self.tensor.numpy().tobytes()
-            super().check(what)
+            super().check(description)
 
     return Memory
 

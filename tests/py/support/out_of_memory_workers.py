@@ -497,9 +497,9 @@ def sweep(call, arm, disarm):
     return nfailed
 
 
-def run_case(channel, name, door):
+def run_case(channel, name, allocator):
     """Return the numbers of allocation failures, call by call."""
-    arm, disarm = ALLOCATORS[door]
+    arm, disarm = ALLOCATORS[allocator]
     case = next(case for case in CASES if case.__name__ == name)
     # drops exceptions that cannot be raised, such as those due to lack of memory
     sys.unraisablehook = lambda unraisable: None
@@ -527,15 +527,15 @@ def make_modules_of_python(channel):
         attempt(functools.partial(fill, module), number, arm, disarm)
 
 
-def make_modules(channel, door):
+def make_modules(channel, allocator):
     """Return how often memory ran out for a copy of the extension.
 
     A failed copy must be freed, unless it already had all of its types: ReduceOp's class attributes
     are instances of the class and keep it alive.
     """
-    arm, disarm = ALLOCATORS[door]
+    arm, disarm = ALLOCATORS[allocator]
     gone, nclean = [], 0
-    for number in range(0, 2 * MOST, STRIDES[door]):
+    for number in range(0, 2 * MOST, STRIDES[allocator]):
         module = blank_module()
         error, count = attempt(functools.partial(fill, module), number, arm, disarm)
         if error is not None:

@@ -345,12 +345,12 @@ def barriers(world):
     """No rank may leave a barrier before the last has entered, on any channel."""
     x = world.empty(world.size, "int64")
     memory = world.rendezvous(x)
-    for one_round in range(50):
+    for number in range(50):
         for rank in range(world.size):
-            memory.put(one_round.to_bytes(8, "little"), rank, 8 * world.rank)
-        memory.barrier(one_round % 7)
-        assert memoryview(x).tolist() == [one_round] * world.size
-        memory.barrier(channel=one_round % 7)
+            memory.put(number.to_bytes(8, "little"), rank, 8 * world.rank)
+        memory.barrier(number % 7)
+        assert memoryview(x).tolist() == [number] * world.size
+        memory.barrier(channel=number % 7)
     if world.size > 1 and world.rank == 0:
         assert isinstance(error_of(memory.barrier, 9, timeout_ms=100), dldist.DistTimeoutError)
     world.barrier()
@@ -364,11 +364,11 @@ def threads(world):
 
     def play(channel):
         try:
-            for one_round in range(200):
-                memory.put(one_round.to_bytes(8, "little"), other, 8 * channel, channel)
+            for number in range(200):
+                memory.put(number.to_bytes(8, "little"), other, 8 * channel, channel)
                 memory.wait_signal(before, channel)
                 own = memory.get_buffer(world.rank, [1], "int64", channel)
-                assert one_round <= memoryview(own)[0] < one_round + world.size
+                assert number <= memoryview(own)[0] < number + world.size
         except BaseException as error:
             failures.append(error)
 

@@ -133,7 +133,7 @@ def die_in_init():
         return subprocess.Popen([sys.executable, "-c", code, str(rank), str(store.port)], stdout=subprocess.PIPE, text=True)
 
     victim = start(2)
-    procs.poll_until(lambda: store.num_keys() > 0, resource="the first rank")
+    procs.poll_until(lambda: store.num_keys() > 0, description="the first rank")
     victim.kill()
     victim.communicate()
     others = [start(0), start(1)]

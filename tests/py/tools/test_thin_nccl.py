@@ -67,15 +67,15 @@ def test_code_of_one_architecture_is_kept(tmp_path):
     ids=["version", "header", "beyond the file", "no image", "image beyond its fatbin", "long header", "no header"],
 )
 def test_other_data_with_the_magic_number_is_unchanged(tmp_path, chance):
-    before = chance + fatbin(image(MACHINE_CODE, 90, b"wanted")) + chance
+    before = chance + fatbin(image(MACHINE_CODE, 90, b"kept")) + chance
     after, counts = zeroed(before, tmp_path)
     assert after == before and counts == (4, 0)
 
 
 def test_fatbin_after_a_false_start_is_found(tmp_path):
     head = struct.pack("<IHHQ", 0xBA55ED50, 9, 9, 9)
-    after, _ = zeroed(head + fatbin(image(MACHINE_CODE, 80, b"gone"), image(MACHINE_CODE, 90, b"wanted")), tmp_path)
-    assert b"gone" not in after and after.endswith(b"wanted")
+    after, _ = zeroed(head + fatbin(image(MACHINE_CODE, 80, b"gone"), image(MACHINE_CODE, 90, b"kept")), tmp_path)
+    assert b"gone" not in after and after.endswith(b"kept")
 
 
 def test_library_without_the_architecture_is_rejected(tmp_path):
@@ -108,14 +108,14 @@ def run(*args):
 
 @pytest.mark.skipif(shutil.which("cc") is None or shutil.which("strip") is None, reason="needs a C compiler and strip")
 class TestALibrary:
-    data = fatbin(image(MACHINE_CODE, 80, b"other code"), image(MACHINE_CODE, 90, b"wanted code"))
+    data = fatbin(image(MACHINE_CODE, 80, b"other code"), image(MACHINE_CODE, 90, b"code to keep"))
 
     def test_is_thinned_checked_and_packed(self, tmp_path):
         library = build(tmp_path / "from", "23203", self.data)
         done = run(library, tmp_path / "to")
         assert done.returncode == 0, done.stderr
         thinned = (tmp_path / "to" / "libnccl.so.2").read_bytes()
-        assert b"wanted code" in thinned and b"other code" not in thinned
+        assert b"code to keep" in thinned and b"other code" not in thinned
         assert len(thinned) < library.stat().st_size
         assert lzma.decompress((tmp_path / "to" / "libnccl.so.2.xz").read_bytes()) == thinned
         assert done.stdout.startswith("NCCL 23203: sm_90 has") and done.stdout.count(" MiB  ") == 3
