@@ -55,7 +55,7 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
-/* Return the size in bytes of a number field; for k or v, of the field's length. */
+/* Return the size in bytes of a number field, or of the length prefix of a key (k) or value (v). */
 static size_t
 number_size(char letter)
 {

@@ -1,10 +1,10 @@
 /* Declarations shared by the engine's files. The engine's lock guards every field here, unless the
  * field's comment names another rule.
  *
- * A message ends in one way: message_end moves it to engine->done, and engine_notify_done, which
- * only drivers call, notifies its owner; an owner may also query its message after a post
- * (dd_context_notify_locked). So no post runs a callback, and no list changes during iteration. A
- * link breaks in one way: lane_break records the reason, and engine_end_broken_peers handles the
+ * Every message ends by the same path: message_end moves it to engine->done, and engine_notify_done,
+ * which only drivers call, notifies its owner (or dd_context_notify_locked, called by the owner). So
+ * posting a message never runs a callback, and no list changes during iteration. Every link breaks
+ * by the same path: lane_break records the reason, and engine_end_broken_peers handles the
  * consequences in the next round. */
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
 #define DD_TRANSPORT_ENGINE_INTERNAL_H

@@ -497,7 +497,7 @@ dd_ffi_handle(dd_ffi_frame *frame)
     }
     dd_error err;
     if (frame->attributes.size != 1 || frame->attributes.types[0] != DD_FFI_ATTRIBUTE_SCALAR) {
-        (void)dd_error_set(&err, DD_INTERNAL, "XLA passed no program number");
+        (void)dd_error_set(&err, DD_INTERNAL, "XLA passed no number of the program to run");
         return report_failure(frame, &err);
     }
     const dd_ffi_scalar *number = frame->attributes.values[0];

@@ -187,7 +187,7 @@ class World(_core.Group):
 
     def _subgroup_set(self) -> WeakSet[World]:
         """The groups made from this group that are still referenced."""
-        return self.__dict__.setdefault("_subgroups", WeakSet())  # all threads get the same set
+        return self.__dict__.setdefault("_subgroups", WeakSet())  # one set, if several threads call this
 
     def _subgroup_methods(self, method: str) -> list[Callable[..., object]]:
         """Forget the groups made from this group, and return each one's method of this name."""

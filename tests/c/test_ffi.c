@@ -250,7 +250,7 @@ TEST(metadata_has_the_version_and_stages_are_accepted)
     frame = (dd_ffi_frame){.struct_size = sizeof frame, .stage = 1};
     CHECK(dd_ffi_handle(&frame) == NULL); /* there is nothing to prepare */
     frame = (dd_ffi_frame){.struct_size = sizeof frame, .stage = DD_FFI_STAGE_EXECUTE, .api = &api};
-    check_error(dd_ffi_handle(&frame), 13, "XLA passed no program number");
+    check_error(dd_ffi_handle(&frame), 13, "XLA passed no number of the program to run");
 }
 
 static void

@@ -105,7 +105,7 @@ dd_nccl_comm_properties(dd_nccl_comm *comm, dd_nccl_abi_properties *properties, 
     return management_end(&call, result, "ncclCommQueryProperties", err);
 }
 
-/* First NCCL that fails for window memory not from ncclMemAlloc; older ones return no window. */
+/* First NCCL version that fails for window memory not from ncclMemAlloc; older ones give no window. */
 #define WINDOWS_NEED_MAPPED_MEMORY_SINCE 22803
 
 /* Check a window's memory before NCCL does: NCCL's error would break a nonblocking communicator. */

@@ -113,8 +113,8 @@ extern const char py_module_token[];
  * module (borrowed). */
 py_state *py_state_of_type(PyTypeObject *type, PyObject **module);
 
-/* Return datetime.timedelta (borrowed). The first call imports it, not `import dldist`, which must
- * be fast. */
+/* Return datetime.timedelta (borrowed). The first call imports datetime, so that `import dldist` is
+ * fast. */
 PyObject *py_state_timedelta(py_state *state);
 
 #endif

@@ -263,7 +263,7 @@ py_memory_array_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t nargs
         return NULL;
     }
     if (is_copy || device_type != memory->device_type || device_id != memory->device_id) {
-        PyErr_Format(PyExc_BufferError, "%s is not copied on export, and not moved to another device",
+        PyErr_Format(PyExc_BufferError, "%s cannot be copied or moved to another device on export",
                      memory->device_type == PY_DEVICE_CPU ? "a SharedArray" : "an NcclArray");
         return NULL;
     }

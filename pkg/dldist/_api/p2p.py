@@ -240,7 +240,7 @@ def _check_op(op: Any) -> None:
 
 
 def _check_single_tensor(param: Any, param_name: str) -> None:
-    """Raise a TypeError unless the argument is a tensor, before any message of a batch starts."""
+    """Raise a TypeError unless the argument is a tensor. Call it before the first message of a batch."""
     if hasattr(param, "__dlpack__"):
         return
     try:

@@ -129,7 +129,7 @@ class _remote_device:
         return process, device
 
     def worker_name(self) -> str | None:
-        """Return the name of the process, or None if it was given by rank or is this process."""
+        """Return the process's name, or None if the caller gave a rank or the process is this one."""
         return self._worker_name
 
     def rank(self) -> int | None:

@@ -98,7 +98,7 @@ class GroupBackend(Backend):
             return self._run_refused(method, arguments, refusal)
 
     def _run_refused(self, method: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
-        """Raise `refusal`. Subclasses that support more than the group run the call instead."""
+        """Raise `refusal`: the group does not support this call. Subclasses that do override this method."""
         raise refusal
 
     def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:

@@ -32,7 +32,7 @@ class NcclGroupWindow(Window):
         self._memory = self._group.new_window(tensor)
 
     def tensor_deregister(self) -> None:
-        """Release the memory after a barrier. All ranks must call this after taking all signals."""
+        """Run a barrier, then release the memory. All ranks must call this, after consuming all signals."""
         memory, self._memory = self._registered("tensor_deregister"), None
         memory.close()
 

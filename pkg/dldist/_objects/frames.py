@@ -125,7 +125,7 @@ class Incoming:
         self._own_rounds = _rounds_of(self._head_bytes, self._count)
         is_large_enough = 8 * self._count <= self._head_bytes and codec.IN_BAND_BYTES * self._count <= self._buffer_bytes
         if not is_large_enough or not self._has_valid_rounds(has_other_objects):
-            raise self._error("sent a malformed object: inconsistent sizes")
+            raise self._error("sent a malformed object: its sizes do not fit its number of buffers")
         self._buffers: list[memoryview] = []
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own_rounds.start else None
 
@@ -167,7 +167,7 @@ class Incoming:
         assert self._head is not None
         sizes = struct.unpack(f"<{self._count}Q", self._head[self._head_bytes - 8 * self._count :])
         if sum(sizes) != self._buffer_bytes:
-            raise self._error("sent a malformed object: inconsistent sizes")
+            raise self._error(f"sent a malformed object: got buffers of {sum(sizes)} bytes, expected {self._buffer_bytes}")
         self._buffers = [codec.new_buffer(size) for size in sizes]
 
     def read(self, serializer: Any) -> Any:
