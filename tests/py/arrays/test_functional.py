@@ -96,25 +96,25 @@ def team(request, teams):
     ],
 )
 @pytest.mark.deadline(90)
-def test_every_function(team, library, dtype):
+def test_every_function_gives_the_right_result(team, library, dtype):
     team.run(workers.every_function, library, dtype)
 
 
-def test_unusual_shapes(team):
+def test_functions_accept_unusual_shapes(team):
     team.run(workers.odd_shapes)
 
 
-def test_trees(team):
+def test_functions_accept_trees_of_arrays(team):
     team.run(workers.trees)
 
 
-def test_async_calls_on_torch(team):
+def test_async_calls_wait_only_when_the_result_is_used(team):
     team.run(workers.lazily)
 
 
 @needs_torch
 @pytest.mark.deadline(60)
-def test_torch_gradients(team):
+def test_torch_gradients_are_of_the_sum_of_all_losses(team):
     team.run(workers.torch_gradients)
 
 
@@ -131,7 +131,7 @@ def test_torch_gradients(team):
         workers.jax_without_python,
     ],
 )
-def test_jax(team, case):
+def test_functions_work_in_jax(team, case):
     team.run(case)
 
 
@@ -153,18 +153,18 @@ def test_jax_rejects_wrong_arguments(team):
 
 
 @needs_jax
-def test_jax_mismatch(team):
+def test_jax_mismatch_is_reported_with_both_calls(team):
     for text in team.run(workers.jax_mismatch):
         wanted = r"FAILED_PRECONDITION: all_reduce #1 .* called all_reduce.* called all_reduce"
         assert (text is None) if team.size == 1 else re.match(wanted, text), text
 
 
-def test_default_world(team):
+def test_functions_use_the_default_world(team):
     team.run(workers.default_world, team.store.port)
 
 
 @needs_jax
-def test_jax_default_world(team):
+def test_jax_functions_use_the_default_world(team):
     team.run(workers.jax_default_world, team.store.port)
 
 
@@ -222,7 +222,7 @@ class Number:
         return self.value
 
 
-def test_whole_numbers_of_any_library():
+def test_ranks_may_be_integers_of_any_library():
     x = array.array("d", [1, 2])
     zero, two = Number(0), Number(2)
     with dldist.Group(None, 0, 1) as group:
@@ -256,6 +256,6 @@ def examples_of_the_documentation():
 
 
 @pytest.mark.parametrize("block", list(examples_of_the_documentation()))
-def test_programs_of_the_page(block):
+def test_programs_of_the_page_run_without_errors(block):
     ran = run_program(block)
     assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout

@@ -57,23 +57,23 @@ def children():
     made.close()
 
 
-def test_dtypes_and_reductions(program):
+def test_every_dtype_and_reduction_is_right(program):
     assert program.run(workers.dtypes_and_reductions) == [{}] * len(program.ranks)
 
 
-def test_sizes(program):
+def test_arrays_of_every_size_are_right(program):
     for counts in program.run(workers.sizes):
         assert set(counts.values()) == {0}
 
 
-def test_axes_of_a_mesh(program):
+def test_sums_along_axes_of_a_mesh_are_right(program):
     if len(program.ranks) != 4:
         pytest.skip("a mesh of 2 by 2 is for 4 processes")
     replies = program.run(workers.axes_of_a_mesh)
     assert replies == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
 
 
-def test_loops_and_branches(program):
+def test_collectives_work_in_loops_and_branches(program):
     if len(program.ranks) != 4:
         pytest.skip("a mesh of 2 by 2 is for 4 processes")
     assert program.run(workers.loops_and_branches) == [[2222.0]] * 4
@@ -126,7 +126,7 @@ def test_missing_process_is_named(children):
         child.send(None)
 
 
-def test_several_devices_in_a_process(children):
+def test_process_may_have_several_devices(children):
     ranks = start(children, workers.sums_of_several_devices, 2)
     for rank, child in enumerate(ranks):
         own = [[11, 101, 1111], [11, 1010, 1111]] if rank == 0 else [[1100, 101, 1111], [1100, 1010, 1111]]
@@ -135,7 +135,7 @@ def test_several_devices_in_a_process(children):
         child.send(None)
 
 
-def test_programs_on_some_processes(children):
+def test_programs_may_run_on_some_processes(children):
     ranks = start(children, workers.sum_of_some_processes, 4)
     assert [child.recv(LIMIT_S) for child in ranks] == [[11, 1101, 1111], [11, 1111], [1101, 1111], [1101, 1111]]
     for child in ranks:
@@ -177,7 +177,7 @@ def test_library_has_the_names_that_jaxlib_looks_up():
     assert wanted <= {line.split()[-1] for line in shown.splitlines()}
 
 
-def test_world_of_one():
+def test_world_of_one_needs_no_initialize():
     text = "import jax; print(jax.numpy.ones(3).sum(), jax.process_count())"
     assert run_program(text, environment=dldist.jax.environment()) == "3.0 1\n"
     text = "import dldist.jax; dldist.jax.initialize(); import jax; print(jax.numpy.ones(3).sum(), jax.process_count())"
@@ -206,12 +206,12 @@ def test_python_without_dldist_is_an_error(tmp_path):
     assert "ModuleNotFoundError" in done.stderr and "dldist.jax cannot be imported by the Python that has MPITRAMPOLINE_LIB" in done.stderr
 
 
-def test_environment_as_lines_for_a_shell():
+def test_env_option_prints_exports_for_a_shell():
     lines = run_program(None, "-m", "dldist.jax", "--env").splitlines()
     assert lines == [f"export {name}={value}" for name, value in dldist.jax.environment().items()]
 
 
-def test_initialize_under_dlrun(tmp_path):
+def test_initialize_works_under_dlrun(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
 import dldist.jax

@@ -32,7 +32,7 @@ def groups(text, ids=IDS):
         ("%all-reduce.1 = f32[8] add(%all-reduce, %p)\n%f = f32[] fusion(%all-gather), calls=%all-reduce", []),
     ],
 )
-def test_groups_of_an_operation(text, expected):
+def test_groups_are_read_from_the_text_of_an_operation(text, expected):
     assert sorted(groups(text)) == sorted(expected)
 
 
@@ -145,7 +145,7 @@ print("right")
 """
 
 
-def test_groups_of_compiled_programs():
+def test_groups_of_compiled_programs_are_right():
     pytest.importorskip("jax", reason="JAX is not installed")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)

@@ -134,7 +134,7 @@ def to_oneself(group):
     assert error_or_none is None or "float64" in str(error_or_none)
 
 
-def test_message_to_the_own_rank():
+def test_message_of_another_dtype_to_the_own_rank_is_a_mismatch():
     pair(to_oneself)
 
 
@@ -174,7 +174,7 @@ def module_calls(rank, is_hooked):
 
 
 @pytest.mark.parametrize("is_hooked", [False, True], ids=["short way", "past hooks"])
-def test_module_level_calls(is_hooked):
+def test_module_level_calls_check_dtypes(is_hooked):
     in_worlds(2, module_calls, is_hooked)
 
 
@@ -194,7 +194,7 @@ def backend_calls(backend):
     work.wait()
 
 
-def test_module_level_calls_on_a_backend():
+def test_module_level_calls_on_a_backend_check_dtypes():
     store = dldist.HashStore()
 
     def run(rank):

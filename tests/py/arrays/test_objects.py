@@ -60,7 +60,7 @@ def three():
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_every_call_with_objects_of_all_sizes(team, serializer):
+def test_every_call_sends_objects_of_all_sizes(team, serializer):
     assert all(team.run(workers.all_calls, serializer))
 
 
@@ -70,7 +70,7 @@ def test_each_rank_gets_its_own_copy(team):
 
 @needs_numpy
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_numpy_arrays(three, serializer):
+def test_numpy_arrays_are_sent_as_objects(three, serializer):
     assert all(three.run(workers.numpy_arrays, serializer))
 
 
@@ -122,7 +122,7 @@ def test_unpickling_error_names_the_sender(three):
         assert note == "broadcast_object(): while reading the object of rank 0 (serializer='pickle')"
 
 
-def test_wrong_lists_and_arguments(three):
+def test_wrong_lists_and_arguments_are_rejected(three):
     for rank, (short, none, long, unknown) in enumerate(three.run(workers.wrong_lists)):
         assert "got 1, expected a list of 3" in short["text"]
         assert "got a NoneType, expected a list of 3" in none["text"]
@@ -150,7 +150,7 @@ def test_group_has_a_default_serializer(three):
     assert all("rank 0 could not send its object" in result["text"] for result in receivers)
 
 
-def test_torch_distributed_calls():
+def test_object_calls_work_by_their_torch_distributed_names():
     children = procs.Group()
     try:
         ranks, _ = start_ranks(children, workers.c10d, 3)

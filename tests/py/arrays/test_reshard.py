@@ -86,7 +86,7 @@ def test_redistribute_returns_arrays_of_the_library(library):
     in_world(3, run)
 
 
-def test_bfloat16_of_torch():
+def test_torch_bfloat16_arrays_are_resharded():
     torch = pytest.importorskip("torch")
     whole = torch.arange(16).to(torch.bfloat16).reshape(4, 4)
     layout = Layout({"w": ((4, 4), torch.bfloat16, [Shard(0)])}, 1)
@@ -401,7 +401,7 @@ def test_destination_with_an_invalid_slot_is_lost():
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
 @pytest.mark.parametrize("places", [(0, 0, 0, 1, 1), (0, 1, 0, 0, 1)])
-def test_between_hosts(procs, places, delta):
+def test_pushes_between_hosts_arrive_and_deltas_send_only_changes(procs, places, delta):
     with netns.Hosts(2) as hosts:
         address = hosts.address(places[0])
         children = [

@@ -110,7 +110,7 @@ def test_types_and_signs_are_preserved(serializer):
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
                                    "float16", "float32", "float64", "complex64", "complex128"])  # fmt: skip
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7,), (2, 3, 4), (400, 401)], ids=str)
-def test_numpy_arrays(serializer, dtype, shape):
+def test_numpy_arrays_round_trip(serializer, dtype, shape):
     import numpy
 
     x = (numpy.arange(math.prod(shape)) % 100).reshape(shape).astype(dtype)
@@ -123,7 +123,7 @@ def test_numpy_arrays(serializer, dtype, shape):
 
 @need("numpy")
 @both
-def test_numpy_layouts(serializer):
+def test_every_numpy_layout_round_trips(serializer):
     import numpy
 
     x = numpy.arange(120_000.0).reshape(300, 400)
@@ -133,7 +133,7 @@ def test_numpy_layouts(serializer):
 
 @need("numpy")
 @both
-def test_arrays_of_other_dtypes(serializer):
+def test_arrays_of_ml_dtypes_round_trip(serializer):
     numpy, ml_dtypes = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
         for count in (0, 3, LARGE):
@@ -145,7 +145,7 @@ def test_arrays_of_other_dtypes(serializer):
 
 @need("torch")
 @both
-def test_torch_tensors(serializer):
+def test_torch_tensors_round_trip(serializer):
     torch = pytest.importorskip("torch")
     large = torch.arange(90_000.0).reshape(300, 300)
     for x in (large, large.t(), large[::2, 3:], torch.tensor(3), torch.zeros(0, 2), torch.ones(3, dtype=torch.bfloat16),
@@ -174,7 +174,7 @@ def test_torch_views_and_parameters_are_preserved():
 
 @need("jax")
 @both
-def test_jax_arrays(serializer):
+def test_jax_arrays_round_trip(serializer):
     jnp = pytest.importorskip("jax.numpy")
     for x in (jnp.arange(5), jnp.ones((300, 300)), jnp.zeros(3, "bfloat16")):
         back = round_trip(serializer, x)
@@ -185,14 +185,14 @@ def values(array_):
     return array_.tolist()
 
 
-def test_standard_library_arrays():
+def test_standard_library_arrays_round_trip():
     for x in (array.array("d", [1.5, 2]), memoryview(b"abc"), memoryview(bytes(8)).cast("h")[::2], (ctypes.c_int * 3)(1, 2, 3)):
         assert values(round_trip(SAFE, x)) == list(x)
     x = memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3))
     assert values(round_trip(SAFE, x)) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_arrays_without_any_library(monkeypatch):
+def test_arrays_are_read_without_any_library(monkeypatch):
     """A receiver must be able to read arrays with neither NumPy nor torch."""
     head, buffers = encode(SAFE, [memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3)), array.array("d"), b""])
     bfloat16 = b"a" + b"o" + b"\x08bfloat16" + b"\0" + b"\0" + struct.pack("<Q", 2) + b"\0\0"
@@ -313,7 +313,7 @@ def test_unsupported_arrays_are_rejected():
         assert str(caught.value).startswith("obj[1] ") and why in str(caught.value), caught.value
 
 
-def test_unknown_serializers():
+def test_unknown_serializers_are_rejected():
     for name in ("json", "", None, 2):
         with pytest.raises(ValueError, match="argument 'serializer' is unknown: got .*, expected 'safe' or 'pickle'"):
             codec.find(name)

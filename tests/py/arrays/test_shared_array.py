@@ -15,7 +15,7 @@ def world():
 
 
 @pytest.mark.parametrize("dtype", ("bool", *INTS, *FLOATS, *COMPLEX))
-def test_elements_of_every_dtype(world, dtype):
+def test_elements_of_every_dtype_are_read_and_written(world, dtype):
     x = world.empty(3, dtype)
     assert x.tolist() == [0, 0, 0] and x.dtype == dtype
     x[0], x[-1] = 1, True
@@ -24,7 +24,7 @@ def test_elements_of_every_dtype(world, dtype):
 
 
 @pytest.mark.parametrize("dtype", INTS)
-def test_integer_limits(world, dtype):
+def test_integers_beyond_the_limits_are_rejected(world, dtype):
     x = world.empty(2, dtype)
     nbits = 8 * x.nbytes // 2
     low, high = (0, 2**nbits - 1) if dtype[0] == "u" else (-(2 ** (nbits - 1)), 2 ** (nbits - 1) - 1)
@@ -38,13 +38,13 @@ def test_integer_limits(world, dtype):
     assert x.tolist() == [low, high]
 
 
-def test_complex_numbers(world):
+def test_complex_numbers_are_read_and_written(world):
     x = world.empty(2, "complex64")
     x[0], x[1] = 1.5 - 2j, 3
     assert x.tolist() == [1.5 - 2j, 3]
 
 
-def test_elements_of_several_dimensions(world):
+def test_elements_are_indexed_in_several_dimensions(world):
     x = world.empty((2, 3))
     x[1, 2], x[-2, -3] = 7, 5
     assert x[1, 2] == x[-1, -1] == 7 and x.tolist() == [[5, 0, 0], [0, 0, 7]] and len(x) == 2
@@ -80,7 +80,7 @@ def test_invalid_index_is_rejected(world, key, kind, text):
         x[key] = 1
 
 
-def test_array_without_dimensions(world):
+def test_array_without_dimensions_has_one_element(world):
     x = world.empty(())
     x[()] = 2.5
     assert x[()] == x.tolist() == 2.5 and x.shape == ()
@@ -90,7 +90,7 @@ def test_array_without_dimensions(world):
 
 
 @pytest.mark.parametrize("dtype", ("bool", "float32", "complex128"))
-def test_numpy(world, dtype):
+def test_numpy_shares_the_memory_of_the_array(world, dtype):
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
     x = world.empty((2, 3), dtype)
     seen = numpy.asarray(x)

@@ -78,7 +78,7 @@ def test_ctrl_c_during_an_optional_lookup_is_raised():
 
 
 @pytest.mark.parametrize("code", NATIVE_FORMATS)
-def test_native_formats(code):
+def test_native_formats_are_read_as_their_dtypes(code):
     view = memoryview(bytearray(3 * struct.calcsize(code))).cast(code)
     seen = see(view, True)
     assert (seen["dtype"], seen["shape"], seen["route"]) == (NATIVE_FORMATS[code], (3,), "buffer")
@@ -87,7 +87,7 @@ def test_native_formats(code):
 
 
 @pytest.mark.parametrize("code", "bBhHiIlLqQfd")
-def test_array_array(code):
+def test_standard_library_arrays_are_tensors(code):
     assert see(array.array(code, [1, 2]), True)["count"] == 2
 
 
@@ -106,7 +106,7 @@ def test_array_array(code):
         (ctypes.c_size_t, f"uint{8 * ctypes.sizeof(ctypes.c_size_t)}"),
     ],
 )
-def test_ctypes_arrays(kind, dtype):
+def test_ctypes_arrays_are_tensors(kind, dtype):
     seen = see((kind * 3 * 2)(), True)
     assert (seen["dtype"], seen["shape"], seen["is_contiguous"]) == (dtype, (2, 3), True)
     assert see(kind(), True)["shape"] == ()
@@ -140,7 +140,7 @@ def test_structures_are_rejected():
         see((Pair * 2)())
 
 
-def test_strided_buffers():
+def test_strided_buffers_are_copied_in_order():
     memory = memoryview(bytearray(range(8)))
     seen = see(memory[6::-2], True)
     assert (seen["shape"], seen["strides"], seen["is_contiguous"]) == ((4,), (-2,), False)
@@ -151,7 +151,7 @@ def test_strided_buffers():
     assert bytes(memory) == b"w\x01x\x03y\x05z\x07"
 
 
-def test_empty_and_scalar_buffers():
+def test_empty_and_scalar_buffers_are_contiguous():
     seen = see(bytearray(), True)
     assert (seen["count"], seen["is_contiguous"]) == (0, True)
     seen = see(memoryview(bytearray(4)).cast("f", ()), True)
@@ -200,7 +200,7 @@ PRODUCERS = [dl.Producer, dl.Legacy, dl.Old]
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_capsules(kind):
+def test_capsules_are_read_and_marked_as_used(kind):
     producer = kind(floats(1, 2, 3, 4, 5, 6), (2, 3))
     seen = see(producer, True)
     assert (seen["dtype"], seen["shape"], seen["strides"]) == ("float32", (2, 3), (12, 4))
@@ -244,7 +244,7 @@ def test_capsules_are_copied_from_and_into(kind):
         ((dl.COMPLEX, 128), "complex128"),
     ],
 )
-def test_dlpack_dtypes(dtype, name):
+def test_dlpack_dtypes_are_recognised(dtype, name):
     seen = see(dl.Producer(bytearray(64), (4,), dtype=dtype))
     assert (seen["dtype"], seen["strides"]) == (name, (dtype[1] // 8,))
 
@@ -288,14 +288,14 @@ def test_capsule_of_an_unknown_major_version_is_released():
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_capsule_without_a_deleter(kind):
+def test_capsule_without_a_deleter_is_accepted(kind):
     producer = kind(floats(1), (1,))
     producer.has_deleter = False
     assert see(producer)["count"] == 1
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_empty_and_scalar_capsules(kind):
+def test_empty_and_scalar_capsules_are_accepted(kind):
     seen = see(kind(None, (0, 3)), True)
     assert (seen["count"], seen["shape"], seen["is_contiguous"]) == (0, (0, 3), True)
     seen = see(kind(None, (2**40, 0, 2**40), strides=(0, 0, 0)), True)
@@ -308,7 +308,7 @@ def test_strides_of_single_elements_do_not_matter():
     assert see(dl.Producer(floats(1, 2), (1, 2, 1), strides=(0, 1, -77)), True)["is_contiguous"]
 
 
-def test_read_only_flag():
+def test_capsule_with_the_read_only_flag_is_rejected_as_an_output():
     producer = dl.Producer(floats(1), (1,), flags=dl.READ_ONLY)
     assert see(producer)["is_readonly"]
     with pytest.raises(ValueError, match="is an output: got a read-only Producer"):
@@ -333,7 +333,7 @@ def test_overlapping_elements_are_rejected_as_outputs():
 
 
 @pytest.mark.parametrize("package,kind", [("jaxlib._jax", dl.Legacy), ("jax", dl.Old), ("tensorflow.python", dl.Old)])
-def test_immutable_arrays_without_the_read_only_flag(package, kind):
+def test_immutable_arrays_are_read_only_even_without_the_flag(package, kind):
     immutable = type("ArrayImpl", (kind,), {"__module__": package})(floats(1), (1,))
     assert see(immutable)["is_readonly"]
     name = package.split("lib")[0].split(".")[0]
@@ -357,7 +357,7 @@ def test_immutable_arrays_without_the_read_only_flag(package, kind):
         ((-1, 0), "device type -1:0", False),
     ],
 )
-def test_devices(device, name, is_cpu):
+def test_only_tensors_on_cpu_devices_are_copied(device, name, is_cpu):
     producer = dl.Producer(floats(1), (1,), device_type=device[0], device_id=device[1])
     seen = see(producer, True)
     assert (seen["device"], seen["device_type"], seen["device_id"]) == (name, *device)
@@ -375,7 +375,7 @@ def test_memory_of_other_devices_is_not_read():
     assert see(nowhere, True)["data"] == 0xDEAD010
 
 
-def test_errors_of_producers():
+def test_errors_of_producers_are_raised():
     class Refusing:
         def __dlpack__(self, **keywords):
             raise BufferError("no thanks\nwith a long stack trace")
@@ -466,7 +466,7 @@ def test_used_or_foreign_capsules_are_rejected():
 # DLPack by the C exchange API
 
 
-def test_exchange_api():
+def test_exchange_api_is_used_instead_of_dlpack():
     kind, _ = dl.exchange_type()
     producer = kind(floats(1, 2), (2,))
     seen = see(producer, True)
@@ -475,7 +475,7 @@ def test_exchange_api():
     assert (producer.deleted, producer.requested) == (2, [])
 
 
-def test_exchange_api_of_other_versions():
+def test_exchange_api_is_used_only_if_its_version_is_known():
     newer, table = dl.exchange_type(version=(2, 0))
     producer = newer(floats(1), (1,))
     assert see(producer)["route"] == "dlpack"
@@ -529,7 +529,7 @@ def test_lazy_views_are_rejected(bit, hint, base):
 # Lists
 
 
-def test_lists():
+def test_lists_of_tensors_are_copied():
     outs = [bytearray(2), bytearray(3)]
     _core._copy_tensors(outs, (b"ab", b"cde"))
     assert outs == [b"ab", b"cde"]
@@ -552,7 +552,7 @@ def test_wrong_item_is_named_and_all_are_released():
         _core._copy_tensors([bytearray(1), b"x"], [])
 
 
-def test_list_that_changes_while_it_is_read():
+def test_list_may_change_while_it_is_read():
     class Emptying(dl.Producer):
         def __dlpack__(self, **keywords):
             tensors.clear()
@@ -614,7 +614,7 @@ def np():
     return pytest.importorskip("numpy", reason="NumPy is not installed")
 
 
-def test_numpy(np):
+def test_numpy_arrays_are_read_as_buffers(np):
     for name in ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"):
         seen = see(np.zeros((2, 3), name).T, True)
         assert (seen["route"], seen["dtype"], seen["shape"]) == ("buffer", name, (3, 2))
@@ -625,7 +625,7 @@ def test_numpy(np):
     assert see(np.array(3.0), True)["count"] == 1
 
 
-def test_numpy_views(np):
+def test_numpy_views_are_copied_in_order(np):
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     spread = np.broadcast_to(array[:, :1], (2, 3, 4))
     for view in (array[::-1, :, ::2], array.transpose(2, 0, 1), spread, array[1, 1, 1]):
@@ -635,7 +635,7 @@ def test_numpy_views(np):
     assert (target.T[::-1] == array).all()
 
 
-def test_numpy_arrays_that_are_rejected(np):
+def test_unsupported_numpy_arrays_are_rejected(np):
     with pytest.raises(TypeError, match="non-native byte order"):
         see(np.zeros(2, OTHERS + "f4"))
     with pytest.raises(TypeError, match="has an unsupported dtype"):
@@ -652,7 +652,7 @@ def test_numpy_arrays_that_are_rejected(np):
         see(np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,)), True)
 
 
-def test_numpy_unaligned(np):
+def test_unaligned_numpy_arrays_are_copied(np):
     array = np.zeros(9, np.uint8)[1:].view(np.float32)
     assert not see(array, True)["is_contiguous"]
     _core._copy_tensor(array, np.float32([1, 2]))
@@ -660,7 +660,7 @@ def test_numpy_unaligned(np):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_ml_dtypes(np, name):
+def test_ml_dtypes_arrays_are_read_by_the_array_interface(np, name):
     kind = getattr(pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed"), name)
     array = np.arange(6).astype(kind).reshape(2, 3)
     seen = see(array, True)
@@ -685,7 +685,7 @@ def test_ml_dtypes(np, name):
 
 @pytest.mark.parametrize("name", ["float32", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.deadline(90)
-def test_jax(np, name):
+def test_jax_arrays_are_read_only(np, name):
     jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
     array = jnp.ones((2, 3)).astype(name)
     seen = see(array)
@@ -703,7 +703,7 @@ def torch():
 
 
 @pytest.mark.torch
-def test_torch(torch):
+def test_torch_tensors_are_read_by_the_exchange_api(torch):
     for name in (
         "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
         " float8_e4m3fn float8_e5m2"
@@ -719,7 +719,7 @@ def test_torch(torch):
 
 
 @pytest.mark.torch
-def test_torch_copies(torch):
+def test_torch_views_are_copied_in_order(torch):
     source = torch.arange(24.0).reshape(2, 3, 4)
     target = torch.zeros(4, 3, 2)
     _core._copy_tensor(target.permute(2, 1, 0), source)
@@ -729,7 +729,7 @@ def test_torch_copies(torch):
 
 
 @pytest.mark.torch
-def test_torch_gradients(torch):
+def test_torch_parameters_are_written_in_place_by_the_exchange_api(torch):
     """Parameters may be reduced in place, as with c10d; without the exchange API PyTorch refuses to
     export them."""
     leaf = torch.nn.Parameter(torch.zeros(2))
@@ -742,7 +742,7 @@ def test_torch_gradients(torch):
 
 
 @pytest.mark.torch
-def test_torch_tensors_that_are_rejected(torch):
+def test_unsupported_torch_tensors_are_rejected(torch):
     numbers = torch.zeros(3, dtype=torch.complex64)
     with pytest.raises(ValueError, match="conj"):
         see(numbers.conj())
@@ -766,7 +766,7 @@ def test_torch_tensors_that_are_rejected(torch):
 
 
 @pytest.mark.torch
-def test_torch_tensors_without_memory(torch):
+def test_torch_tensors_without_memory_are_rejected(torch):
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
     with fake.FakeTensorMode():
         tensor = torch.zeros(3)

@@ -92,7 +92,7 @@ def register():
 # ---- written in Python
 
 
-def test_plain_creator(register):
+def test_plain_creator_gets_rank_size_and_timeout(register):
     made = []
 
     def create(store, rank, size, timeout):
@@ -132,7 +132,7 @@ def test_plain_creator(register):
     assert [entry[:3] for entry in made] == [(0, 1, timedelta(seconds=5)), (0, 1, timedelta(seconds=3))]
 
 
-def test_extended_creator(register):
+def test_extended_creator_gets_the_options(register):
     given = []
 
     def create(options, pg_options):
@@ -211,7 +211,7 @@ def test_call_with_split_sizes_is_not_coalesced(is_hooked):
     in_worlds(2, case)
 
 
-def test_deprecated_names_of_calls(register):
+def test_deprecated_names_of_calls_are_used(register):
     class Old(backend_base.Backend):
         """A backend written for c10d 2.6."""
 
@@ -334,7 +334,7 @@ def test_failed_shutdown_does_not_keep_other_backends(register):
     assert world.is_closed and not dldist.is_initialized()
 
 
-def test_backend_that_supports_splitting(register):
+def test_backend_that_supports_splitting_is_split(register):
     class Splitting(Recording):
         supports_splitting = True
 
@@ -516,7 +516,7 @@ def with_options(kind, **fields):
     return opts
 
 
-def test_calls_with_lists_and_options():
+def test_calls_accept_lists_and_options():
     def case(rank, group):
         x = vector(rank + 2)
         wait(group.allreduce([x], with_options(dldist.AllreduceOptions, reduceOp=dldist.ReduceOp.PRODUCT)))
@@ -544,7 +544,7 @@ def test_calls_with_lists_and_options():
     gloo_pair(case)
 
 
-def test_single_tensor_forms():
+def test_calls_accept_single_tensors():
     second = timedelta(seconds=5)
 
     def case(rank, group):
@@ -676,7 +676,7 @@ def test_options_return_a_timeout_as_a_timedelta():
     assert dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1, opts).group.timeout == timedelta(seconds=50)
 
 
-def test_backend_as_a_group():
+def test_backend_can_be_used_as_a_group():
     def case(rank, backend):
         dldist.barrier(group=backend)
         x = vector(rank + 1)
@@ -709,7 +709,7 @@ def test_backend_used_as_a_group_ends_with_its_last_reference():
     assert alive() is None
 
 
-def test_python_backend_as_a_group():
+def test_python_backend_can_be_used_as_a_group():
     backend = Recording(0, 1, "foreign")
     dldist.barrier(group=backend)
     dldist.all_reduce(x := vector(1), group=backend)
@@ -744,7 +744,7 @@ def test_process_group_has_the_properties_of_its_backends(register):
 # ---- groups made from groups
 
 
-def test_process_groups_split():
+def test_process_groups_can_be_split():
     def case(rank):
         world = dldist.group.WORLD
         part = world.split_group([1, 0], timeout=timedelta(seconds=5), group_name="n", group_desc="d")
@@ -759,7 +759,7 @@ def test_process_groups_split():
     in_worlds(2, case)
 
 
-def test_process_groups_merge():
+def test_process_groups_can_be_merged():
     common = dldist.HashStore()
     homes = [dldist.HashStore(), dldist.HashStore()]
 

@@ -40,7 +40,7 @@ def outcomes(teams, call, on=None):
 
 
 @pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.call)
-def test_bad_call(dldist_team, bad):
+def test_bad_call_raises_the_listed_error(dldist_team, bad):
     for kind, value in outcomes(dldist_team, bad.call, bad.on):
         assert kind == "error", f"it gave {value}"
         assert bad.error in value["kinds"], value
@@ -48,7 +48,7 @@ def test_bad_call(dldist_team, bad):
 
 
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
-def test_accepted_call(dldist_team, accepted):
+def test_accepted_call_returns(dldist_team, accepted):
     for kind, value in outcomes(dldist_team, accepted.call):
         assert kind == "value", value
 
@@ -137,7 +137,7 @@ def evaluate(library, call):
 
 
 @pytest.mark.parametrize("call", BEFORE_INIT)
-def test_without_a_world(call):
+def test_failed_call_without_a_world_leaves_no_world(call):
     """A failed attempt must leave no world, and must not affect the next attempt."""
     assert BEFORE_INIT[call] in evaluate(c10d_workers.Dldist(), call)
     assert not dldist.is_initialized() and dldist.get_pg_count() == 0

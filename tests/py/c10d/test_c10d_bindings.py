@@ -28,7 +28,7 @@ def world():
 # ---- works by array
 
 
-def test_works_of_arrays():
+def test_works_are_found_by_the_memory_of_their_arrays():
     def case(rank):
         x, other = np.full(4, rank + 1.0), np.zeros(2)
         work = dldist.all_reduce(x, async_op=True)
@@ -43,7 +43,7 @@ def test_works_of_arrays():
     assert c10d._get_work_registry_size() == 0
 
 
-def test_size_of_the_registry(world):
+def test_registry_counts_pending_works(world):
     x, y = vector(1), vector(2)
     for each in (x, x, y):
         c10d._register_work(each, dldist.all_reduce(each, async_op=True))
@@ -63,7 +63,7 @@ def test_registry_rejects_wrong_arguments(world):
     assert isinstance(error_of(c10d._register_work, "x", dldist.all_reduce(vector(1), async_op=True)), TypeError)
 
 
-def test_arrays_without_elements(world):
+def test_arrays_without_elements_have_separate_works(world):
     one, other = np.zeros(0), np.zeros((0, 3))
     c10d._register_work(one, dldist.all_reduce(one, async_op=True))
     F.wait_tensor(other)
@@ -81,7 +81,7 @@ def test_wait_tensor_raises_the_error_of_the_work(world):
     assert c10d._get_work_registry_size() == 0
 
 
-def test_inputs_of_graphs():
+def test_inflight_inputs_of_graphs_can_be_allowed():
     assert c10d._allow_inflight_collective_as_graph_input() is False
     c10d._set_allow_inflight_collective_as_graph_input(True)
     try:
@@ -93,7 +93,7 @@ def test_inputs_of_graphs():
 # ---- completion hooks
 
 
-def test_completion_hook():
+def test_completion_hook_is_called_for_completed_calls_in_order():
     """The hook must be called for calls of all kinds, in the order in which they end, and not for
     failed calls."""
 
@@ -149,7 +149,7 @@ def test_completion_hook_must_be_callable(world):
     assert dldist.group.WORLD._has_hooks() is False
 
 
-def test_backend_with_its_own_hooks():
+def test_backend_may_have_its_own_completion_hooks():
     given = []
 
     class Own(dldist._Backend):
@@ -175,7 +175,7 @@ def test_backend_with_its_own_hooks():
 # ---- estimates
 
 
-def test_time_estimates_of_a_backend(world):
+def test_time_estimates_need_a_backend_that_supports_them(world):
     error = error_of(dldist._time_estimator)
     assert isinstance(error, NotImplementedError) and "backend gloo" in str(error)
 
@@ -237,7 +237,7 @@ def test_record_comm_names_nest():
     assert isinstance(error_of(c10d._set_comm_profiling_name, None), TypeError)
 
 
-def test_groups_of_threads():
+def test_isolated_threads_find_their_own_groups_by_name():
     """Isolated threads must find their own groups by name, and another thread must be able
     to reuse the name."""
     known = registry.Registry()
@@ -256,7 +256,7 @@ def test_groups_of_threads():
     assert known.resolve("before") == "all" and not known.is_named("one")
 
 
-def test_rank_in_the_log(monkeypatch):
+def test_log_lines_begin_with_the_global_rank(monkeypatch):
     monkeypatch.setattr(log, "global_rank", None)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -276,7 +276,7 @@ def test_rank_in_the_log(monkeypatch):
 # ---- groups and futures
 
 
-def test_registered_names():
+def test_registered_names_can_be_removed():
     assert c10d._is_process_group_registered("one") is False
     c10d._register_process_group("one", dldist.ProcessGroup(0, 1))
     assert c10d._is_process_group_registered("one") is True
@@ -284,7 +284,7 @@ def test_registered_names():
     assert c10d._is_process_group_registered("one") is False
 
 
-def test_boxed_group(world):
+def test_boxed_group_is_unboxed_unchanged(world):
     pg = dldist.group.WORLD
     assert dldist.ProcessGroup.unbox(pg.boxed()) is pg
     assert isinstance(error_of(dldist.ProcessGroup.unbox, 3), RuntimeError)
@@ -347,7 +347,7 @@ class Forgetful(Stored):
         return amount
 
 
-def test_check_of_python_stores():
+def test_check_of_python_stores_detects_wrong_values():
     for store in (Stored(), dldist.HashStore()):
         assert c10d._test_python_store(store) is None
     for store, text in ((Forgetful(), ": got 3, expected 5"), (FakeStore(), ": got b'', expected b'1'")):
@@ -361,7 +361,7 @@ DEVICES = ["cpu", "cuda:0", "w/cpu", "w/cuda:1", "rank:0/cpu", "rank:12/cuda:1",
 NO_DEVICES = ["rank:x/cpu", "a/b/c", "/cpu", "w/", "", 3]
 
 
-def test_remote_devices():
+def test_remote_devices_are_parsed():
     parsed = [dldist._remote_device(text) for text in DEVICES]
     assert [each.worker_name() for each in parsed] == [None, None, "w", "w", None, None, "unknown"]
     assert [each.rank() for each in parsed] == [None, None, None, None, 0, 12, None]
@@ -371,7 +371,7 @@ def test_remote_devices():
 
 
 @pytest.mark.torch
-def test_remote_devices_against_torch():
+def test_remote_devices_are_parsed_as_by_torch():
     import torch.distributed
 
     for text in DEVICES:
@@ -384,7 +384,7 @@ def test_remote_devices_against_torch():
     assert dldist._remote_device(torch.device("cuda:1")).device() == "cuda:1"
 
 
-def test_links_between_devices():
+def test_links_between_devices_are_unavailable():
     error = error_of(c10d._detect_dma_connectivity, "cuda", "nvlink")
     assert isinstance(error, RuntimeError) and "for cuda over nvlink is not available" in str(error)
     assert isinstance(error_of(c10d._DMAConnectivity), TypeError)

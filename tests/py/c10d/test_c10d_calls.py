@@ -34,10 +34,10 @@ def is_case(function):
 
 
 @pytest.mark.parametrize("name", CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO)
-def test_among_two(two, name):
+def test_calls_are_right_among_two_ranks(two, name):
     two.run(name)
 
 
 @pytest.mark.parametrize("name", CASES_FOR_TWO_AND_THREE)
-def test_among_three(three, name):
+def test_calls_are_right_among_three_ranks(three, name):
     three.run(name)

@@ -94,7 +94,7 @@ def test_options_are_independent_and_can_be_copied():
         (BarrierOptions, "device", "cpu", "cpu"),
     ],
 )
-def test_types_that_options_accept(kind, name, value, reads_back):
+def test_options_convert_or_reject_values_by_type(kind, name, value, reads_back):
     opts = kind()
     if reads_back is TypeError:
         with pytest.raises(TypeError, match=rf"{kind.__name__}\.{name}"):
@@ -125,7 +125,7 @@ NO_NUMBERS = ("OFF", None, 1.5, b"0")
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )
-def test_enums(kind, members):
+def test_enums_have_their_members_and_reject_other_values(kind, members):
     assert {name: int(member) for name, member in kind.__members__.items()} == members
     for name, value in members.items():
         member = getattr(kind, name)
@@ -168,7 +168,7 @@ def test_members_of_different_enums_differ():
     ("value", "level"),
     [(None, "OFF"), ("", "OFF"), ("off", "OFF"), ("Info", "INFO"), ("DETAIL", "DETAIL"), ("2", None), ("debug", None)],
 )
-def test_debug_level_of_the_environment(monkeypatch, value, level):
+def test_debug_level_is_read_once_from_the_environment(monkeypatch, value, level):
     monkeypatch.setattr(options, "_debug_level", None)
     if value is None:
         monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
@@ -183,7 +183,7 @@ def test_debug_level_of_the_environment(monkeypatch, value, level):
     assert options.get_debug_level().name == level
 
 
-def test_set_debug_level(monkeypatch):
+def test_debug_level_can_be_set(monkeypatch):
     monkeypatch.setattr(options, "_debug_level", None)
     options.set_debug_level(options.DebugLevel.DETAIL)
     assert options.get_debug_level() is options.DebugLevel.DETAIL
@@ -280,7 +280,7 @@ def test_all_forms_of_a_call_are_equivalent(method, args, kwargs, tensors, kind,
         ("barrier", (AllreduceOptions(),), {}, "'timeout'.*not AllreduceOptions"),
     ],
 )
-def test_arguments_that_match_no_form(method, args, kwargs, text):
+def test_arguments_that_match_no_form_are_rejected(method, args, kwargs, text):
     with pytest.raises(TypeError, match=rf"{method}\(\): incompatible function arguments.*{text}"):
         getattr(Recorder(0, 3), method)(*args, **kwargs)
 
@@ -347,7 +347,7 @@ def test_missing_lifecycle_method_of_a_backend_is_an_error(method, args):
         getattr(Named(0, 2), method)(*args)
 
 
-def test_texts_of_c10d():
+def test_unimplemented_calls_raise_c10ds_texts():
     backend = Named(0, 2)
     for call, text in [
         (backend._start_coalescing, "Backend mine does not implement startCoalescing"),
@@ -359,7 +359,7 @@ def test_texts_of_c10d():
         assert str(caught.value) == text
 
 
-def test_rank_size_and_name_of_a_backend():
+def test_backend_has_a_rank_size_and_name():
     backend = Named(1, 2)
     assert (backend.rank(), backend.size(), backend.name(), backend._get_backend_name()) == (1, 2, "mine", "mine")
     assert backend.bound_device_id is None and not backend.supports_splitting and not backend.supports_coalescing
@@ -374,7 +374,7 @@ def test_signatures_are_visible():
     assert list(inspect.signature(Backend.send).parameters) == ["self", "tensors", "dstRank", "tag"]
 
 
-def test_backend_options():
+def test_backend_options_have_defaults_and_a_constant_backend():
     opts = Backend.Options("mine")
     assert (opts.backend, opts._timeout) == ("mine", timedelta(seconds=1800))
     assert (opts.global_ranks_in_group, opts.group_name, opts.enable_reconfigure) == ([], "", False)
@@ -430,7 +430,7 @@ def test_super_calls_do_not_recurse(old, new):
                 getattr(kind(0, 2), called)(X, Y)
 
 
-def test_abort_hooks(monkeypatch):
+def test_abort_hooks_are_called_and_can_be_replaced(monkeypatch):
     call_log, unraisable = [], []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: unraisable.append(raised.exc_value))
     backend = Named(0, 1)
@@ -451,7 +451,7 @@ def test_abort_hooks(monkeypatch):
 # --- works ---
 
 
-def test_fake_work():
+def test_fake_work_is_complete():
     fake = works.FakeWork()
     assert isinstance(fake, dldist.Work)
     assert fake.wait() is True and fake.wait(THREE) is True
@@ -474,7 +474,7 @@ def test_callback_work_waits_by_its_callback():
     assert asked == [timedelta(seconds=2), timedelta(0), THREE]
 
 
-def test_callback_work_that_fails():
+def test_callback_work_raises_the_error_of_its_callback():
     def fail(_):
         raise ValueError("mine")
 
@@ -494,7 +494,7 @@ def test_future_rejects_a_negative_timeout(timeout):
         dldist.Future().wait(timeout)
 
 
-def test_work_from_a_future():
+def test_work_completes_with_its_future():
     future = dldist.Future()
     created = works._create_work_from_future(future)
     assert not created.is_completed() and created.get_future() is future
@@ -516,7 +516,7 @@ def test_work_from_a_future():
 @pytest.mark.parametrize(
     "name", ["is_success", "exception", "wait", "source_rank", "_source_rank", "result", "synchronize", "get_future"]
 )
-def test_illegal_work(name):
+def test_illegal_work_rejects_every_call(name):
     illegal = works._IllegalWork()
     assert isinstance(illegal, dldist.Work)
     with pytest.raises(ValueError, match=f"^Illegal to call {name} on IllegalWork object$"):

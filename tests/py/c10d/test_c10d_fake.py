@@ -52,7 +52,7 @@ def values(tensor):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_outputs_of_every_collective(fake, kind):
+def test_every_collective_fills_its_outputs(fake, kind):
     def zeros(*shape):
         return kind(np.zeros(shape).tolist())
 
@@ -112,7 +112,7 @@ def test_memory_around_a_strided_output_is_unchanged(fake):
     assert memory.tolist() == [[1, -7], [2, -7], [1, -7], [2, -7]]
 
 
-def test_standard_library_arrays(fake):
+def test_standard_library_arrays_are_accepted(fake):
     output = array.array("d", [0, 0])
     fake.scatter(output, [array.array("d", [1, 2]), array.array("d", [3, 4])], RANK)
     assert output == array.array("d", [3, 4])
@@ -121,7 +121,7 @@ def test_standard_library_arrays(fake):
     assert output == b"abab"
 
 
-def test_tensors_without_memory(fake):
+def test_tensors_without_memory_are_accepted(fake):
     torch = pytest.importorskip("torch", reason="torch is not there")
     output = torch.zeros(4, device="meta")
     assert fake.all_gather_single(output, torch.zeros(2, device="meta")).wait()
@@ -129,7 +129,7 @@ def test_tensors_without_memory(fake):
         fake.all_gather_single(output, torch.zeros(3, device="meta"))
 
 
-def test_empty_tensors(fake):
+def test_empty_tensors_are_accepted(fake):
     empty = np.empty((0, 3), "f4")
     for work in (
         fake.allreduce(empty),
@@ -140,7 +140,7 @@ def test_empty_tensors(fake):
         assert work.wait() is True
 
 
-def test_works_and_messages(fake):
+def test_calls_and_messages_return_fake_works(fake):
     x = np.ones(2, "f4")
     works = [
         fake.allreduce(x),
@@ -189,7 +189,7 @@ def test_mismatched_sizes_are_rejected(fake, call, text):
         call(fake)
 
 
-def test_outputs_that_cannot_be_written(fake):
+def test_read_only_outputs_are_rejected(fake):
     output = f4(2)
     output.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
@@ -202,7 +202,7 @@ def test_other_ranks_may_leave_out_the_lists(fake):
     assert fake.gather([], f4(2), 0).wait()
 
 
-def test_options(fake):
+def test_group_has_options_and_no_public_constructor(fake):
     assert (fake.options.backend, fake.options.fake_option, fake.options.error_on_collective) == ("fake", 0, False)
     assert fake.options.simulate_uniform_ranks is False
     assert (fake.rank(), fake.size(), fake.name()) == (RANK, SIZE, "fake")
@@ -211,7 +211,7 @@ def test_options(fake):
     assert FakeProcessGroup._create_internal(rank=0, world_size=1, options=FakeProcessGroup.Options()).size() == 1
 
 
-def test_error_on_collective():
+def test_error_on_collective_fails_only_collectives():
     opts = FakeProcessGroup.Options()
     opts.error_on_collective = True
     fake = FakeProcessGroup._create_internal(0, 2, opts)
@@ -315,7 +315,7 @@ def test_fake_group_can_be_split():
 
 
 @pytest.mark.parametrize("wrap", [lambda store: store, lambda store: dldist.PrefixStore("p", store)], ids=["bare", "prefix"])
-def test_store(wrap):
+def test_fake_store_answers_without_keeping_values(wrap):
     store = wrap(FakeStore())
     store.set("key", "value")
     assert store.get("key") == b"" and store.multi_get(["a", "b"]) == [b"", b""]

@@ -130,7 +130,7 @@ CASES = {
 @pytest.mark.parametrize("make", [vector, lambda *values: np.array(values, "f4"), lambda *values: array.array("q", values)])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_several_tensors(case, size, make):
+def test_calls_with_several_tensors_are_right(case, size, make):
     found = in_groups(size, lambda group, rank: [each.tolist() for each in case(dldist, make, group, rank)])
     assert found == [CASES[case](size)] * size
 
@@ -155,7 +155,7 @@ def values_of_futures(dist, group, make):
 VALUES_OF_FUTURES = [[[6], [6]], [[2], [2]], [[[1], [2], [1], [2]]] * 2, [[1], [1]]]
 
 
-def test_values_of_futures():
+def test_futures_have_the_expected_values():
     assert in_groups(2, lambda group, _rank: values_of_futures(dldist, group, vector)) == [VALUES_OF_FUTURES] * 2
 
 
@@ -171,7 +171,7 @@ def test_torchs_futures_have_the_same_values(made):
 @pytest.mark.torch
 @OF_TORCH
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_same_results_as_torch(case, made):
+def test_torchs_groups_give_the_same_results(case, made):
     import torch
 
     def run(dist, group, rank):
@@ -247,7 +247,7 @@ def reduced(dist, make, group, rank, op):
 
 
 @pytest.mark.parametrize(("op", "dtype"), REDUCED)
-def test_reductions_of_several_tensors(op, dtype):
+def test_reductions_of_several_tensors_are_right(op, dtype):
     def case(group, rank):
         return reduced(dldist, lambda values: np.array(values, dtype), group, rank, op)
 
@@ -257,7 +257,7 @@ def test_reductions_of_several_tensors(op, dtype):
 @pytest.mark.torch
 @OF_TORCH
 @pytest.mark.parametrize(("op", "dtype"), REDUCED)
-def test_torchs_reductions_of_several_tensors(op, dtype, made):
+def test_torchs_reductions_of_several_tensors_are_the_same(op, dtype, made):
     import torch
 
     if op == "AVG" and made is gloo_texts:
@@ -269,7 +269,7 @@ def test_torchs_reductions_of_several_tensors(op, dtype, made):
     assert in_groups_of_torch(made, 2, run) == [[REDUCED[op, dtype]] * 2] * 2
 
 
-def test_several_tensors_that_are_not_contiguous():
+def test_several_strided_tensors_are_reduced_in_place():
     whole = {rank: np.arange(8.0).reshape(2, 4) for rank in range(2)}
 
     def case(group, rank):
@@ -415,7 +415,7 @@ def test_torchs_texts_are_the_same(made):
 
 @pytest.mark.torch
 @OF_TORCH
-def test_torchs_sparse_tensors(made):
+def test_torchs_sparse_tensors_are_checked_and_summed(made):
     import torch
 
     def coo(place, value, size=3):
@@ -497,7 +497,7 @@ def test_overlapping_outputs_are_rejected():
 # ---- devices
 
 
-def test_devices():
+def test_devices_are_created_by_interface_or_host():
     create = ProcessGroupGloo.create_device
     for device in (create(interface="lo"), create("127.0.0.1"), create(hostname="localhost"), ProcessGroupGloo.create_default_device()):
         assert isinstance(device, ProcessGroupGloo.Device)
@@ -512,7 +512,7 @@ def test_devices():
             create(**given)
 
 
-def test_device_options():
+def test_device_options_accept_only_devices():
     opts = ProcessGroupGloo._Options()
     opts._devices = (ProcessGroupGloo.create_default_device(),)
     assert len(opts._devices) == 1

@@ -47,7 +47,7 @@ def _no_default_world():
         ("fake", "fake", "cpu:fake,cuda:fake,hpu:fake,xpu:fake"),
     ],
 )
-def test_names_of_backends(backend, name, config):
+def test_groups_report_the_names_of_their_backends(backend, name, config):
     dldist.init_process_group(backend)
     assert (dldist.get_backend(), dldist.get_backend_config()) == (name, config)
     assert dldist.get_backend_impl().name() == ("fake" if backend == "fake" else "gloo")
@@ -169,7 +169,7 @@ def test_store_serves_several_worlds_in_sequence():
         assert in_worlds(2, lambda rank: total(), store=store) == [2, 2]
 
 
-def test_init_barrier_setting(monkeypatch):
+def test_init_barrier_includes_ranks_outside_the_group(monkeypatch):
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
 
     def case(rank):
@@ -255,7 +255,7 @@ def test_calls_require_a_default_world(call):
 # ---- new_group
 
 
-def test_members_and_non_members():
+def test_only_members_get_a_group_and_a_rank():
     def case(rank):
         group = dldist.new_group([2, 1], group_desc="a pair")
         assert dldist.get_pg_count() == 2
@@ -270,7 +270,7 @@ def test_members_and_non_members():
     assert in_worlds(3, case) == [None, (0, "1", 3), (1, "1", 3)]
 
 
-def test_ranks_in_the_order_given():
+def test_unsorted_ranks_keep_the_order_given():
     def case(rank):
         group = dldist.new_group([2, 0], sort_ranks=False)
         return None if rank == 1 else (dldist.get_rank(group), dldist.get_process_group_ranks(group))
@@ -374,7 +374,7 @@ def test_same_tag_and_ranks_give_the_same_group():
     assert in_worlds(2, case) == ["user:t"] * 2
 
 
-def test_subgroups():
+def test_subgroups_have_the_given_ranks():
     def case(rank):
         first, every = dldist.new_subgroups(2)
         listed, both = dldist.new_subgroups_by_enumeration([[0, 3], [1]])
@@ -407,7 +407,7 @@ def test_subgroups_reject_wrong_arguments():
     assert in_worlds(3, case) == [3] * 3
 
 
-def test_split_group():
+def test_split_group_gives_each_rank_its_part():
     def case(rank):
         part = dldist.split_group(split_ranks=[[0, 3], [2, 1]])
         inner = dldist.split_group(part, [[1]], group_desc="inner", timeout=timedelta(seconds=2))
@@ -486,7 +486,7 @@ def test_destroyed_group_is_rejected():
     in_worlds(2, case)
 
 
-def test_destroy_without_a_group():
+def test_destroy_without_a_group_is_rejected():
     assert str(error_of(dldist.destroy_process_group)) == "Process group cannot be None"
     dldist.init_process_group()
     assert dldist.destroy_process_group(NON_MEMBER) is None
@@ -602,7 +602,7 @@ def test_groups_have_names():
     in_worlds(2, case)
 
 
-def test_configuration_of_all_groups():
+def test_configuration_lists_all_groups_of_the_rank():
     def case(rank):
         dldist.new_group([0], group_desc="one") if rank == 0 else dldist.new_group([0])
         return c10d._world.pg_config_info

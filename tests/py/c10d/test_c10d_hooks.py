@@ -79,7 +79,7 @@ def test_hooks_are_called_for_every_operation():
         ("something_new", (), "UNKNOWN", (0, 0), -1),
     ],
 )
-def test_arguments_of_a_hook(method, arguments, name, counts, root):
+def test_hook_gets_the_arguments_of_the_operation(method, arguments, name, counts, root):
     registry, hook_arguments = hooks.Hooks(), []
     registry.register_pre(1, hook_arguments.append)
     run(registry, method, *arguments)
@@ -139,7 +139,7 @@ def test_pre_hook_that_raises_stops_the_operation():
         registry.run_call("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
 
 
-def test_names_of_module_level_calls(slow):
+def test_module_level_calls_have_their_names_in_hooks(slow):
     hook_arguments = []
     dldist.group.WORLD.register_pre_hook(1, hook_arguments.append)
     dldist.all_reduce_coalesced([np.zeros(1), np.zeros(1)], async_op=True)
@@ -331,7 +331,7 @@ def test_failed_group_is_unhealthy(reset_health):
     assert in_worlds(2, case) == [[], []]
 
 
-def test_health_hook_for_groups_without_init(reset_health):
+def test_health_hook_works_for_groups_without_init(reset_health):
     group = dldist.ProcessGroup(0, 1)
     group._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, Slow(0, 1))
     for _ in range(2):
@@ -367,7 +367,7 @@ class HookedGroup:
         self.unregister_pre_hook = self.hooks.unregister_pre
 
 
-def test_nan_check_hook():
+def test_nan_check_hook_rejects_nan_until_it_is_removed():
     group = HookedGroup()
     handle = hooks.NanCheckHook.attach(group)
     another = hooks.NanCheckHook.attach(group)
@@ -384,7 +384,7 @@ def test_nan_check_hook():
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_nan_check_setting(value, monkeypatch):
+def test_nan_check_setting_applies_to_every_group(value, monkeypatch):
     monkeypatch.setenv("TORCH_DIST_NAN_CHECK", value)
 
     def case(rank):
@@ -484,7 +484,7 @@ def slow(register):  # noqa: F811
         dldist.destroy_process_group()
 
 
-def test_flight_recorder_hook_for_other_backends(slow):
+def test_flight_recorder_hook_records_other_backends(slow):
     group = dldist.group.WORLD
     hook = hooks.FlightRecorderHook.attach(group)
     flight_recorder.reset()

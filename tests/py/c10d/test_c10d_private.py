@@ -20,7 +20,7 @@ TEN = timedelta(seconds=10)
 # ---- checks
 
 
-def test_recognised_tensor_types():
+def test_tensor_checks_accept_arrays_and_name_other_types():
     for tensor in (vector(1), np.zeros(3), bytearray(2)):
         assert c10d._check_single_tensor(tensor, "x") is None
     with pytest.raises(TypeError, match="Expected parameter `x` to be an object with __dlpack__.* but got int"):
@@ -33,7 +33,7 @@ def test_recognised_tensor_types():
         c10d._check_tensor_list([vector(1), "x"], "xs")
 
 
-def test_dtypes():
+def test_tensors_of_different_dtypes_are_rejected():
     f4, f8, c8 = (np.zeros(2, dtype) for dtype in ("f4", "f8", "c8"))
     assert c10d._ensure_all_tensors_same_dtype(f4, [f4, c8]) is None
     assert c10d._ensure_all_tensors_same_dtype([], []) is None
@@ -42,7 +42,7 @@ def test_dtypes():
     assert c10d._as_iterable([1, 2]) == [1, 2] and c10d._as_iterable(1) == (1,)
 
 
-def test_fp8():
+def test_fp8_dtypes_are_recognised():
     types = pytest.importorskip("ml_dtypes", reason="ml_dtypes, which has 8-bit floats for NumPy, is not installed")
     assert not c10d._is_fp8(np.zeros(2, "f2"))
     for name, expected in (("float8_e4m3fn", True), ("float8_e5m2", True), ("bfloat16", False)):
@@ -55,7 +55,7 @@ def dldist_array(values):
         return group.empty(values.shape, str(values.dtype))
 
 
-def test_checks_of_message_operations():
+def test_message_operations_are_checked():
     dldist.init_process_group()
     other = dldist.new_group([0])
     of_world, of_other = (dldist.P2POp(dldist.isend, vector(1), 0, group) for group in (None, other))
@@ -70,7 +70,7 @@ def test_checks_of_message_operations():
     dldist.destroy_process_group()
 
 
-def test_ranks_in_message_operations():
+def test_ranks_are_converted_between_group_and_world():
     def case(rank):
         group = dldist.new_group([0, 2])
         if rank == 1:
@@ -84,7 +84,7 @@ def test_ranks_in_message_operations():
 # ---- queries
 
 
-def test_configuration_of_groups():
+def test_configuration_describes_the_group():
     def case(rank):
         pair = c10d._new_group_with_tag([0, 1], pg_tag="pair", group_desc="two")
         if rank == 2:
@@ -104,7 +104,7 @@ def test_configuration_of_groups():
     assert in_worlds(3, case, backend="cpu:gloo") == ["cpu:gloo"] * 2 + [None]
 
 
-def test_devices_of_groups():
+def test_default_device_depends_on_the_backend():
     def ask(backend):
         dldist.init_process_group(backend, store=dldist.HashStore(), rank=0, world_size=1)
         with pytest.warns(UserWarning) as caught:
@@ -124,7 +124,7 @@ def test_devices_of_groups():
     assert c10d._get_object_coll_device(dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1)) == "cpu"
 
 
-def test_split_source_of_a_group(monkeypatch):
+def test_split_source_is_a_backend_that_supports_splitting(monkeypatch):
     dldist.init_process_group("cuda:fake", store=dldist.HashStore(), rank=0, world_size=1)
     assert c10d._get_split_source(dldist.group.WORLD) is dldist.group.WORLD._get_backend("cuda")
     assert c10d._get_split_source(dldist.group.WORLD, "cpu:gloo,cuda:fake") is dldist.group.WORLD._get_backend("cuda")
@@ -140,7 +140,7 @@ def test_split_source_of_a_group(monkeypatch):
     dldist.destroy_process_group()
 
 
-def test_state_of_the_module(monkeypatch):
+def test_module_state_follows_init_and_destroy(monkeypatch):
     assert (c10d._backend, c10d._default_pg_init_method) == (None, None)
     dldist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
     assert (c10d._backend, c10d._default_pg_init_method) == ("gloo", "tcp://127.0.0.1:0")
@@ -157,7 +157,7 @@ def test_state_of_the_module(monkeypatch):
     assert not hasattr(dldist, "_check_op"), "the package has c10d's public names"
 
 
-def test_constants_module():
+def test_constants_module_has_the_default_timeouts():
     assert constants.default_pg_timeout == dldist.default_pg_timeout
     assert constants.default_pg_nccl_timeout == c10d.default_pg_nccl_timeout
     with pytest.raises(AttributeError, match="'dldist.constants' has no attribute 'unknown'"):
@@ -167,7 +167,7 @@ def test_constants_module():
 # ---- groups
 
 
-def test_group_without_a_default_world():
+def test_group_works_without_a_default_world():
     """A group with processes of other programs must work without a default group."""
     store = dldist.HashStore()
 
@@ -186,7 +186,7 @@ def test_group_without_a_default_world():
         assert on_threads(2, run) == [(1, 2, "weights", rank, b"value") for rank in range(2)]
 
 
-def test_group_of_some_ranks():
+def test_helper_makes_a_group_of_some_ranks():
     def case(rank):
         store = c10d._get_default_store()
         make = c10d._new_process_group_helper
@@ -228,7 +228,7 @@ def test_default_group_can_be_replaced():
     assert in_worlds(2, case) == [2, 2]
 
 
-def test_find_or_create_group_of_rows():
+def test_group_of_rows_is_created_once():
     def case(rank):
         find = c10d._find_or_create_pg_by_ranks_and_tag
         row = find("rows", [3, 2, 1, 0], 2)
@@ -242,7 +242,7 @@ def test_find_or_create_group_of_rows():
     assert in_worlds(4, case) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
-def test_names_and_colors_of_ranks():
+def test_hashed_names_are_unique_and_colors_depend_on_ranks():
     dldist.init_process_group()
     assert c10d._process_group_name([], False) == "1"
     hashed = c10d._process_group_name([0, 1], True)
@@ -257,7 +257,7 @@ def test_names_and_colors_of_ranks():
 # ---- objects
 
 
-def test_objects_as_tensors():
+def test_objects_round_trip_as_tensors():
     def case(rank):
         encoded, size = c10d._object_to_tensor({"rank": rank}, "cpu", None)
         sizes = [array.array("q", [0]) for _ in range(2)]
@@ -278,7 +278,7 @@ def test_objects_as_tensors():
 # ---- several calls as one
 
 
-def test_state_of_coalescing():
+def test_coalescing_state_exists_only_in_its_block():
     dldist.init_process_group()
     world, x, y = dldist.group.WORLD, vector(1), vector(0)
     assert c10d._world.pg_coalesce_state == {}
@@ -332,7 +332,7 @@ def test_calls_are_not_wrapped_without_the_log(records):
     assert not hasattr(dldist.all_reduce, "__wrapped__") and not hasattr(c10d.init_process_group, "__wrapped__")
 
 
-def test_logging_decorators():
+def test_logging_decorators_preserve_the_function():
     @c10d._exception_logger
     @c10d._time_logger
     def add(a, b=1):
@@ -345,7 +345,7 @@ def test_logging_decorators():
     assert c10d.logger.name == "dldist.distributed_c10d"
 
 
-def test_log_level_of_the_environment():
+def test_log_level_is_read_from_the_environment():
     code = "import dldist; dldist.init_process_group(); dldist.all_reduce(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, env=environment(DLDIST_LOG="debug"))
     assert "'func_name': 'all_reduce'" in done.stderr, done.stderr

@@ -47,7 +47,7 @@ def kind(request):
     return request.param
 
 
-def test_sum_of_all_ranks(kind):
+def test_sparse_tensors_are_summed_over_all_ranks(kind):
     def case(rank):
         x = sparse(kind, [[rank + 1, 0, 0], [0, 10 * rank, 5]])
         before, nothing = x, sparse(kind, np.zeros((2, 3)))
@@ -77,7 +77,7 @@ def test_the_result_can_be_used(kind):
     assert in_worlds(2, case) == [[[2.0, 0], [0, 8.0]] if kind == "torch" else [[2.0, 0], [0, 20.0]]] * 2
 
 
-def test_low_level_calls(kind):
+def test_low_level_calls_sum_sparse_tensors(kind):
     def case(rank):
         group = dldist.group.WORLD
         x, y = sparse(kind, [[1, rank]]), sparse(kind, [[1, rank]])
@@ -87,7 +87,7 @@ def test_low_level_calls(kind):
     assert in_worlds(2, case) == [([[2.0, 1.0]], [[2.0, 1.0]])] * 2
 
 
-def test_several_tensors(kind):
+def test_several_sparse_tensors_all_get_the_sum(kind):
     def case(rank):
         group = dldist.group.WORLD
         # one tensor on rank 0, two on rank 1
@@ -101,7 +101,7 @@ def test_several_tensors(kind):
     assert in_worlds(2, case) == [[(3 * first).tolist()] * (1 + rank) for rank in range(2)]
 
 
-def test_several_tensors_that_differ(kind):
+def test_several_tensors_that_differ_are_rejected(kind):
     def case(rank):
         group = dldist.group.WORLD
         x = sparse(kind, [[1, 2]])
@@ -117,7 +117,7 @@ def test_several_tensors_that_differ(kind):
     assert in_worlds(1, case) == [[[1.0, 2.0]]]
 
 
-def test_detail_mode(kind):
+def test_sparse_sums_work_in_detail_mode(kind):
     before = dldist.get_debug_level()
     dldist.set_debug_level(dldist.DebugLevel.DETAIL)
 
@@ -151,7 +151,7 @@ def test_only_sums_are_supported(kind):
     dldist.destroy_process_group()
 
 
-def test_dense_dimensions():
+def test_sparse_tensors_may_have_dense_dimensions_that_match():
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     def case(rank):

@@ -247,7 +247,7 @@ def comparable(default):
 
 
 @pytest.mark.parametrize("line", re.sub("\n +", " ", SIGNATURES).split("\n")[1:-1], ids=lambda line: line.partition("(")[0])
-def test_signature(line):
+def test_functions_have_the_listed_signatures(line):
     definition = ast.parse(f"def {line}: pass").body[0]
     name, arguments = definition.name, definition.args.args
     defaults = [inspect.Parameter.empty] * (len(arguments) - len(definition.args.defaults))
@@ -265,13 +265,13 @@ def test_signature(line):
     assert function.__doc__, f"{name} has no documentation"
 
 
-def test_names():
+def test_listed_names_exist_unless_excused():
     """With or without torch, names that are not excused must exist."""
     for name in {*NAMES, *PRIVATE_NAMES} - REASONS.keys() - NONE_WITHOUT_A_GROUP:
         assert getattr(owner_of(name), name, None) is not None, name
 
 
-def test_constants():
+def test_constants_have_c10ds_values():
     minutes = __import__("datetime").timedelta(minutes=30)
     assert dldist.default_pg_timeout == c10d.default_pg_timeout == c10d._DEFAULT_PG_TIMEOUT == minutes
     assert c10d._DEFAULT_NO_TIMEOUT.total_seconds() == 0
@@ -284,7 +284,7 @@ def test_constants():
 
 
 @pytest.mark.parametrize("module", [dldist, c10d])
-def test_lazy_names(module):
+def test_lazy_names_exist_and_other_names_raise(module):
     """Lazily imported names must exist, with classes that name their module; other names must raise
     AttributeError."""
     for name in ("register_rendezvous_handler", "_create_store_from_options", "breakpoint", "spawn", "_StoreCollectives"):
@@ -307,14 +307,14 @@ def test_rendezvous_is_a_module_and_a_function():
     assert dldist.rendezvous.register_rendezvous_handler is dldist.register_rendezvous_handler
 
 
-def test_aliases_of_classes():
+def test_aliases_are_the_same_classes():
     assert dldist._Backend is backend_base.Backend
     assert dldist._Work is dldist.Work
     assert c10d._IllegalWork is works._IllegalWork
     assert dldist.GroupName("name") == "name"
 
 
-def test_premul_sum():
+def test_premul_sum_has_its_factor():
     op = dldist._make_nccl_premul_sum(2.5)
     assert op.factor == 2.5 and op.name == "PREMUL_SUM"
     assert isinstance(op, dldist.ReduceOp)
@@ -339,7 +339,7 @@ def bare_environment(monkeypatch):
     return monkeypatch
 
 
-def test_node_local_rank(bare_environment):
+def test_node_local_rank_is_read_from_the_environment(bare_environment):
     with pytest.raises(RuntimeError, match="LOCAL_RANK is not in the environment"):
         dldist.get_node_local_rank()
     assert dldist.get_node_local_rank(fallback_rank=3) == 3
@@ -355,7 +355,7 @@ def test_node_local_rank(bare_environment):
         dldist.get_node_local_rank()
 
 
-def test_breakpoint():
+def test_breakpoint_skips_calls_and_then_starts_the_debugger():
     """The debugger must start on the second call of the line, and the program continue after it."""
     code = """
         import dldist
@@ -391,14 +391,14 @@ def torch_and_dldist_objects():
 
 
 @pytest.mark.torch
-def test_names_against_torch():
+def test_torchs_names_exist():
     missing = [name for name, _, dldist_value in torch_and_dldist_objects() if dldist_value is None and not is_excused(name)]
     missing = [name for name in missing if name not in NONE_WITHOUT_A_GROUP]
     assert not missing, "add them, or say in DIFFERENCES why not"
 
 
 @pytest.mark.torch
-def test_signatures_against_torch():
+def test_signatures_are_compatible_with_torchs():
     checked = []
     for name, torch_value, dldist_value in torch_and_dldist_objects():
         if name != "reduce_op" and inspect.isfunction(torch_value) and dldist_value is not None:  # warns if read
@@ -415,7 +415,7 @@ def missing_of(names):
 
 
 @pytest.mark.torch
-def test_bindings_against_torch():
+def test_names_of_torchs_extension_exist():
     """dldist must have the names that torch's extension defines and torch's modules use."""
     import torch._C._distributed_c10d as torch_value
 
@@ -483,7 +483,7 @@ def enums():
 
 
 @pytest.mark.torch
-def test_enums_against_torch():
+def test_enums_have_torchs_members_and_values():
     """Members and values must match. ReduceOp.UNUSED of torch is not a reduction."""
     for torch_value, dldist_value in enums():
         expected = {name: int(member) for name, member in torch_value.__members__.items() if name != "UNUSED"}
@@ -551,7 +551,7 @@ NOT_HERE = {"collect_client_counters", "collect_server_counters", "DLDIST"}
 
 
 @pytest.mark.torch
-def test_classes_against_torch():
+def test_classes_have_torchs_members():
     missing = []
     for name, (torch_value, dldist_value) in classes().items():
         for member in sorted(members(torch_value) - members(dldist_value) - NOT_HERE):
@@ -583,7 +583,7 @@ METHODS_OF = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", METHODS_OF)
-def test_methods_arguments_against_torch(kind):
+def test_methods_have_torchs_argument_names(kind):
     """Every argument name of every overload in torch must exist in dldist."""
     if kind not in classes():
         pytest.skip(f"this version of torch has no {kind}")
@@ -607,11 +607,11 @@ def test_methods_arguments_against_torch(kind):
 def test_every_difference_is_needed():
     """Every entry must be needed. The last test here, because it needs the other tests' results."""
     used_differences.clear()
-    test_names_against_torch()
-    test_signatures_against_torch()
-    test_classes_against_torch()
+    test_torchs_names_exist()
+    test_signatures_are_compatible_with_torchs()
+    test_classes_have_torchs_members()
     for kind in classes().keys() & METHODS_OF:
-        test_methods_arguments_against_torch(kind)
+        test_methods_have_torchs_argument_names(kind)
     assert {name for name in DIFFERENCES if is_in_torch(name)} == used_differences
 
 

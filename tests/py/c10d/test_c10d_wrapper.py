@@ -182,7 +182,7 @@ def test_sequence_numbers_count_collectives(make_ranks):
     assert all("SequenceNumber=2," in str(error) for error in errors)
 
 
-def test_missing_rank(make_ranks):
+def test_missing_rank_is_named(make_ranks):
     ranks = make_ranks(3)
 
     def call(backend, rank):

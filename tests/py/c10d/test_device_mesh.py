@@ -36,7 +36,7 @@ def fake_world():
 # ---- groups that carry data
 
 
-def test_groups_along_each_dimension():
+def test_groups_have_the_ranks_along_each_dimension():
     """Sums along each dimension must be over the ranks in that dimension of a NumPy array."""
     grid = np.arange(8).reshape(2, 2, 2)
 
@@ -53,7 +53,7 @@ def test_groups_along_each_dimension():
         assert sums == [part.sum() for part in expected]
 
 
-def test_mesh_of_some_ranks():
+def test_non_members_of_a_mesh_have_no_coordinate_or_groups():
     """All ranks make the mesh; a non-member has no coordinate or groups, and queries must raise."""
 
     def case(rank):
@@ -90,7 +90,7 @@ def test_world_is_created_if_there_is_none():
     assert done.stdout == "True [0]\n", done.stderr
 
 
-def test_mesh_of_processes():
+def test_mesh_works_between_processes():
     def case():
         import dldist
 
@@ -105,7 +105,7 @@ def test_mesh_of_processes():
     assert run_ranks(case, 4) == [(6.0, 0, 0), (6.0, 0, 1), (6.0, 1, 0), (6.0, 1, 1)]
 
 
-def test_backend_overrides():
+def test_backend_overrides_are_given_by_number_or_name():
     """Backends and options of dimensions may be given by number, by name, or both."""
     options = dldist.ProcessGroupGloo.Options()
     options._timeout = timedelta(seconds=7)
@@ -126,7 +126,7 @@ def test_backend_overrides():
 # ---- Worlds
 
 
-def test_mesh_of_a_world():
+def test_meshes_of_several_worlds_have_their_own_groups():
     """Several Worlds in one process must each have their own groups, without a default world."""
     stores = [dldist.HashStore() for _ in range(2)]
 
@@ -179,7 +179,7 @@ def test_abort_ends_the_worlds_of_a_mesh():
     on_threads(2, case)
 
 
-def test_mesh_of_given_worlds():
+def test_mesh_uses_the_given_worlds():
     store = dldist.HashStore()
 
     def case(rank):
@@ -209,7 +209,7 @@ def test_override_of_a_world_is_rejected():
 # ---- the array of ranks
 
 
-def test_types_of_the_ranks_argument(fake_world):
+def test_ranks_may_be_any_array_or_nested_sequence(fake_world):
     """Any array and any nesting must work; `mesh` must be an array of the given library."""
     fake_world(1, 4)
     lists = [[2, 1], [0, 3]]
@@ -222,7 +222,7 @@ def test_types_of_the_ranks_argument(fake_world):
 
 
 @pytest.mark.torch
-def test_torch_tensors(fake_world):
+def test_ranks_may_be_torch_tensors(fake_world):
     import torch
 
     fake_world(0, 4)
@@ -231,7 +231,7 @@ def test_torch_tensors(fake_world):
     assert isinstance(init_device_mesh("cpu", (2, 2)).mesh, torch.Tensor), "a program that has imported torch wants its tensors"
 
 
-def test_equal_meshes(fake_world):
+def test_equal_meshes_have_equal_hashes_and_dimensions(fake_world):
     fake_world(0, 4)
     one, other = (init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")) for _ in range(2))
     assert one == other and hash(one) == hash(other) and one["dp"] == other["dp"] and one["dp"] is not one["dp"]
@@ -249,7 +249,7 @@ def test_equal_meshes(fake_world):
         assert init_device_mesh("cpu", (1,), world=world) != init_device_mesh("cpu", (1,))
 
 
-def test_copies(fake_world):
+def test_copies_find_the_same_groups_by_name(fake_world):
     """Copies must find the same groups, by name, as long as the groups exist."""
     fake_world(0, 4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -259,7 +259,7 @@ def test_copies(fake_world):
     assert isinstance(error_of(mesh.get_group, "tp"), RuntimeError)
 
 
-def test_current_mesh(fake_world):
+def test_current_mesh_is_the_innermost_of_the_thread(fake_world):
     fake_world(0, 2)
     current = device_mesh._mesh_resources.get_current_mesh
     assert isinstance(error_of(current), RuntimeError)
@@ -271,7 +271,7 @@ def test_current_mesh(fake_world):
     assert isinstance(error_of(current), RuntimeError)
 
 
-def test_mesh_without_groups():
+def test_mesh_works_without_a_world_except_for_its_groups():
     """A mesh must work without a world, except for its groups."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=2)
     assert mesh.get_coordinate() == (1, 0) and mesh["tp"].mesh.tolist() == [2, 3] and mesh.get_rank() == 2
@@ -283,7 +283,7 @@ def test_mesh_without_groups():
     assert unflattened.shape == (2, 1, 2) and isinstance(error_of(unflattened.get_group, 0), RuntimeError)
 
 
-def test_repr_in_detail_mode(fake_world, monkeypatch):
+def test_repr_has_more_fields_in_detail_mode(fake_world, monkeypatch):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     mesh = DeviceMesh("cpu", [1, 0], _init_backend=False, _rank=0)
     assert repr(mesh) == "DeviceMesh((2,), 'cpu', stride=(1,), Mesh: [1, 0])"
@@ -374,7 +374,7 @@ def test_failed_flatten_releases_its_name(fake_world):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (1, 4), (3, 1, 2), (2, 2, 2, 3)])
-def test_layouts(shape):
+def test_layouts_match_numpy(shape):
     """Rows and order of all subsets of dimensions must match NumPy, and unflattening must restore
     the dimensions."""
     count = int(np.prod(shape))
@@ -395,7 +395,7 @@ def test_layouts(shape):
         assert not mesh_layout.is_sorted(layout[::-1]) and mesh_layout.has_overlap((layout[-1], layout[-1]))
 
 
-def test_layouts_that_cannot_be_split():
+def test_layout_splits_only_along_matching_sizes():
     assert mesh_layout.split(((2, 6), (3, 1)), (3, 2)) is None
     assert mesh_layout.split(((6, 1),), (3, 2)) == (((3, 2),), ((2, 1),))
     assert mesh_layout.nest([3], ()) == 3 and mesh_layout.unravel(5, (2, 3)) == (1, 2)
@@ -520,7 +520,7 @@ def kind_of(error):
 
 
 @pytest.mark.torch
-def test_names_against_torch():
+def test_mesh_has_torchs_names():
     from torch.distributed import device_mesh as torch_device_mesh
 
     public = {name for name in dir(torch_device_mesh.DeviceMesh) if not name.startswith("_")}
@@ -530,7 +530,7 @@ def test_names_against_torch():
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim:UserWarning")
-def test_against_torch(fake_world):
+def test_mesh_matches_torchs(fake_world):
     import torch.distributed
     from torch.distributed import device_mesh as torch_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -107,13 +107,13 @@ def world(request, library):
 
 @pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("name", C10D_CASES)
-def test_c10d_calls(c10d, name):
+def test_c10d_calls_are_right_over_a_carrier(c10d, name):
     if name in CASES_FOR_TWO and c10d.size != 2:
         return  # this case needs two ranks
     c10d.run(name)
 
 
-def test_message_without_room(c10d, library):
+def test_message_larger_than_its_buffer_is_an_error(c10d, library):
     if library.carrier == "mpi" and "impi" in library.name and "libmpi_abi" in library.name:
         pytest.skip("Intel MPI's library of the standard ABI ends the process instead of returning the error")
     c10d.run("message_larger_than_its_buffer" if library.carrier == "mpi" else "shorter_and_longer_messages")
@@ -126,13 +126,13 @@ def test_every_call_uses_the_library(world):
 
 @pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reductions(world, dtype):
+def test_reductions_are_right_for_every_dtype_and_count(world, dtype):
     world().run(cases.sweep_reductions, dtype, COUNTS)
 
 
 @pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_movements(world, dtype):
+def test_movements_are_right_for_every_dtype_and_count(world, dtype):
     world().run(cases.sweep_movements, dtype, COUNTS)
 
 
@@ -151,7 +151,7 @@ def test_case_of_the_group_suite(world, case):
 
 
 @pytest.mark.parametrize("variant", ["op", "dtype", "size", "root", "redop", "factor", "block"])
-def test_mismatch(world, variant):
+def test_mismatch_is_raised_on_all_ranks(world, variant):
     """All ranks must get the error, under both of its names, before the library gets the call."""
     team = world()
     replies = team.run(cases.mismatched, variant)
@@ -167,7 +167,7 @@ def test_mismatch(world, variant):
 
 
 @pytest.mark.parametrize("variant", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_timeout(world, variant):
+def test_late_rank_is_a_timeout(world, variant):
     team = world()
     error = team.run(cases.too_late, variant)[0]
     assert "DistTimeoutError" in error["kinds"] and error["code"] == "OP_TIMED_OUT", error
@@ -178,7 +178,7 @@ def test_timeout(world, variant):
         assert error["rank"] == 1
 
 
-def test_abort(world):
+def test_abort_is_raised_on_all_ranks(world):
     for first, later in world().run(cases.aborted):
         for error in (first, later):
             assert "DistAbortedError" in error["kinds"] and "enough of it" in error["text"], error
@@ -186,7 +186,7 @@ def test_abort(world):
 
 
 @pytest.mark.parametrize("case", [cases.aborted_from_a_thread, cases.closed, cases.left_by_exception], ids=lambda case: case.__name__)
-def test_ends_of_groups(world, case):
+def test_groups_can_be_ended_in_every_way(world, case):
     world().run(case)
 
 
@@ -207,7 +207,7 @@ def start_alone(children, library, worker, size, args):
 
 
 @pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait"])
-def test_peer_lost(alone, variant):
+def test_lost_peer_is_an_error_on_the_other_ranks(alone, variant):
     ranks, _store = alone(carrier_workers.lose_last_rank, 3, variant)
     pids = [child.recv()[1] for child in ranks]
     time.sleep(0.1)

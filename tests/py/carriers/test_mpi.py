@@ -28,7 +28,7 @@ def run(code, env=None, prefix=(), timeout=60):
                           text=True, timeout=timeout, check=False)
 
 
-def test_world_of_one_without_mpirun(library):
+def test_world_of_one_works_without_mpirun(library):
     done = run(ALONE, library.variables())
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
@@ -40,19 +40,19 @@ def test_mpi_is_finalised_at_exit(library):
     assert done.returncode == 0 and sorted(done.stdout.replace("\n", "").split(";")) == ["", "0 2", "1 2"], done.stderr
 
 
-def test_missing_library():
+def test_missing_library_is_named_with_a_remedy():
     done = run(ALONE, {"DLDIST_MPI_LIBRARY": "/nowhere/libmpi.so"})
     assert done.returncode != 0
     assert "RuntimeError: Distributed package doesn't have MPI built in: cannot load MPI: /nowhere/libmpi.so: " in done.stderr
     assert "install Open MPI or MPICH" in done.stderr and "DLDIST_MPI_LIBRARY" in done.stderr
 
 
-def test_file_that_is_no_mpi_library():
+def test_file_that_is_no_mpi_library_is_rejected():
     done = run("from dldist import carriers; print(carriers.why_not('mpi'))", {"DLDIST_MPI_LIBRARY": ctypes.util.find_library("m")})
     assert "lacks" in done.stdout and "MPI_Init_thread" in done.stdout and "MPI_Iallreduce" in done.stdout, (done.stdout, done.stderr)
 
 
-def test_mpirun_of_another_library():
+def test_mpirun_of_another_library_is_an_error():
     commands = {library.name: library for library in LIBRARIES}
     if not {"openmpi", "mpich"} <= set(commands):
         pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
@@ -70,7 +70,7 @@ def test_library_is_that_of_mpirun():
         assert done.stdout.startswith("Open MPI" if library.name == "openmpi" else "MPICH"), (done.stdout, done.stderr)
 
 
-def test_processes_not_started_by_mpirun(library):
+def test_processes_not_started_by_mpirun_are_an_error(library):
     done = run(ALONE, {**library.variables(), "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
     assert done.returncode != 0
     assert "another number of processes: got 1, expected 2 (env)" in done.stderr and "start them by the mpirun of this MPI" in done.stderr
@@ -85,7 +85,7 @@ def test_ranks_not_started_by_mpi_are_an_error(library, procs):
         assert "ranks 0 and 1 are both process 0 of MPI's world" in text, text
 
 
-def test_ranks_with_different_libraries(procs):
+def test_ranks_with_different_libraries_are_an_error(procs):
     found = [library for library in LIBRARIES if not library.library]
     if len(found) < 2:
         pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
@@ -113,7 +113,7 @@ else:
 """
 
 
-def test_program_that_has_initialised_mpi(library):
+def test_mpi_initialised_by_the_program_must_support_threads(library):
     done = run(INITIALISED.format(calls="mpi.MPI_Init(None, None)"), library.variables())
     assert "NotImplementedError" in done.stdout and "MPI_THREAD_MULTIPLE" in done.stdout, (done.stdout, done.stderr)
     ended = run(INITIALISED.format(calls="mpi.MPI_Init(None, None); mpi.MPI_Finalize()"), library.variables())
@@ -124,7 +124,7 @@ def test_program_that_has_initialised_mpi(library):
     assert "made" in with_threads.stdout, (with_threads.stdout, with_threads.stderr)
 
 
-def test_rank_and_size_of_mpi(library):
+def test_rank_and_size_are_assigned_by_mpi(library):
     wrong = "import dldist; dldist.World(rank=1, world_size=2, carrier='mpi')"
     done = run(wrong, library.variables())
     assert "differ from MPI's: got 1 of 2, expected 0 of 1" in done.stderr, done.stderr

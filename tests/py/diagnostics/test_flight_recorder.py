@@ -50,7 +50,7 @@ def line_number():
     return sys._getframe(1).f_lineno
 
 
-def test_fields_of_an_entry(group):
+def test_entry_has_the_fields_of_its_call(group):
     before = time.time_ns()
     group.all_reduce(TENSOR)
     line = line_number() - 1
@@ -67,7 +67,7 @@ def test_fields_of_an_entry(group):
         "profiling_name": "gloo:all_reduce", "input_sizes": [[2]], "input_dtypes": ["Float"], "output_sizes": [[2]],
         "output_dtypes": ["Float"], "state": "completed", "retired": True, "timeout_ms": 1800000, "is_p2p": False,
     }  # fmt: skip
-    assert frames[0] == {"name": "test_fields_of_an_entry", "filename": __file__, "line": line}
+    assert frames[0] == {"name": "test_entry_has_the_fields_of_its_call", "filename": __file__, "line": line}
     assert len(frames) == 4
 
 
@@ -97,7 +97,7 @@ def test_stacks_omit_the_package_and_have_the_given_depth(group):
     assert last(stacks=False).get("frames") is None
 
 
-def test_stacks_of_many_code_objects(children):
+def test_stacks_of_many_code_objects_are_never_wrong(children):
     """With more code objects than the recorder keeps, stacks may be truncated, but never wrong."""
     seen = only(children, workers.make_code, 6000)
     assert seen[0] == ["f0", "<module>", "make_code", seen[0][3]]
@@ -128,7 +128,7 @@ def test_rejected_calls_are_not_recorded(group):
     assert last()["collective_seq_id"] == 1
 
 
-def test_entries_of_messages(group):
+def test_message_is_active_until_it_completes(group):
     received = array.array("f", [0.0, 0.0])
     work = group.irecv(received, None, 7)
     assert last()["state"] == "started" and not last()["retired"]
@@ -142,7 +142,7 @@ def test_entries_of_messages(group):
     assert flight_recorder.entries(only_active=True) == []
 
 
-def test_entry_of_a_failed_call(group):
+def test_failed_call_is_recorded_with_its_error(group):
     work = group.irecv(array.array("f", [0.0]), 0)
     group.abort('because "so"\n\u00e9')
     with pytest.raises(dldist.DistAbortedError):
@@ -182,17 +182,17 @@ def test_pickle_and_json_are_equal(group):
     work.wait()
 
 
-def test_optional_parts_of_a_dump(group):
+def test_dump_leaves_out_optional_parts_on_request(group):
     group.barrier()
     assert "entries" not in pickle.loads(distributed_c10d._dump_nccl_trace(includeCollectives=False))
     assert "entries" not in json.loads(distributed_c10d._dump_nccl_trace_json(includeCollectives=False))
     assert "frames" not in pickle.loads(distributed_c10d._dump_fr_trace(includeStackTraces=False))["entries"][0]
     assert pickle.loads(distributed_c10d._dump_fr_trace(onlyActive=True))["entries"] == []
-    assert json.loads(flight_recorder.dump_json())["entries"][0]["frames"][0]["name"] == "test_optional_parts_of_a_dump"
+    assert json.loads(flight_recorder.dump_json())["entries"][0]["frames"][0]["name"] == "test_dump_leaves_out_optional_parts_on_request"
 
 
 @pytest.mark.parametrize("name", ["", 'a"b\\', "\x00\n\x7f", "\u00e9\U0001f3b2\u2028", "x" * 5000])
-def test_hostile_names(group, name):
+def test_hostile_names_are_escaped(group, name):
     group._describe(name, name, [7])
     group.barrier()
     for dump in (pickle.loads(flight_recorder.dump_pickle()), json.loads(flight_recorder.dump_json())):
@@ -200,7 +200,7 @@ def test_hostile_names(group, name):
         assert tuple(dump["entries"][0]["process_group"]) == (name, name)
 
 
-def test_reset(group):
+def test_reset_removes_all_entries(group):
     group.barrier()
     distributed_c10d._reset_fr_recording_nccl()
     assert flight_recorder.entries() == []
@@ -230,7 +230,7 @@ def test_dump_is_written_to_a_file_or_the_writer(group, tmp_path, monkeypatch):
     assert not (tmp_path / "trace_8").exists()
 
 
-def test_paths_of_dumps(group, tmp_path, monkeypatch):
+def test_dump_path_is_read_from_the_environment(group, tmp_path, monkeypatch):
     group.barrier()
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "torch_"))
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", str(tmp_path / "some" / "trace_"))
@@ -266,7 +266,7 @@ def test_registered_writer_gets_dumps(group, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_dump_while_threads_make_calls(group):
+def test_dump_is_valid_while_threads_make_calls(group):
     is_over = threading.Event()
 
     def call():
@@ -328,7 +328,7 @@ def analyse(folder, prefix="trace_"):
     return build_db(details, arguments, version)
 
 
-def test_entries_of_every_operation(children, tmp_path):
+def test_every_operation_is_recorded(children, tmp_path):
     ranks, _store = run(children, workers.record_all, 2, f"{tmp_path}/trace_")
     entries = [child.recv() for child in ranks]
     for child in ranks:
@@ -351,7 +351,7 @@ def test_entries_of_every_operation(children, tmp_path):
     assert all(call.pass_check for call in database.collectives)
 
 
-def test_messages_of_two_ranks(children, tmp_path):
+def test_messages_of_two_ranks_match(children, tmp_path):
     ranks, _store = run(children, workers.send_and_receive, 2, f"{tmp_path}/trace_")
     entries = [child.recv() for child in ranks]
     for child in ranks:
@@ -364,7 +364,7 @@ def test_messages_of_two_ranks(children, tmp_path):
     assert len(database.collectives) == 2 and all(call.pass_check for call in database.collectives)
 
 
-def test_messages_between_collectives(children, tmp_path):
+def test_messages_between_collectives_match(children, tmp_path):
     """torch's analyser takes adjacent entries with the same number for parts of one call, so there
     must be none."""
     ranks, _store = run(children, workers.send_between_collectives, 2, f"{tmp_path}/trace_")
@@ -405,7 +405,7 @@ def test_callers_of_a_helper_differ(group):
         assert [stack[1]["line"] for stack in frames] == [first.__code__.co_firstlineno + 1, line + 1, line + 2]
 
 
-def test_stacks_through_generators_and_callbacks(group):
+def test_stacks_include_generators_and_callbacks(group):
     def generate():
         group.all_reduce(TENSOR)
         yield
@@ -430,13 +430,13 @@ def test_stacks_through_generators_and_callbacks(group):
         many(40)
         many(3)
         names = [[frame["name"] for frame in entry["frames"]] for entry in flight_recorder.entries()]
-        assert names[0][:2] == ["generate", "test_stacks_through_generators_and_callbacks"]
-        assert names[1][:2] in (["__del__", "end"], ["__del__", "test_stacks_through_generators_and_callbacks"])
+        assert names[0][:2] == ["generate", "test_stacks_include_generators_and_callbacks"]
+        assert names[1][:2] in (["__del__", "end"], ["__del__", "test_stacks_include_generators_and_callbacks"])
         assert names[2][:3] == ["<lambda>", "many", "many"] and set(names[2][1:]) == {"many"}
         assert names[3] == ["<lambda>", "many", "many", "many"]
 
 
-def test_entries_for_a_missing_rank(children, tmp_path, caplog):
+def test_entries_show_the_missing_rank(children, tmp_path, caplog):
     ranks, _store = run(children, workers.omit_the_last_rank, 3, f"{tmp_path}/trace_")
     errors = [child.recv() for child in ranks]
     for child in ranks:
@@ -456,7 +456,7 @@ def test_entries_for_a_missing_rank(children, tmp_path, caplog):
     assert database.collectives[-1].missing_ranks == {2}
 
 
-def test_c10d_group_names(children):
+def test_dumps_have_c10ds_group_names(children):
     ranks, _store = run(children, workers.c10d_names, 3)
     dumps = [pickle.loads(child.recv()) for child in ranks]
     for child in ranks:
@@ -481,7 +481,7 @@ def only(children, worker, *args, **env):
     return message
 
 
-def test_settings_of_the_environment(children):
+def test_settings_are_read_from_the_environment(children):
     is_on, entries, path = only(children, workers.settings, DLDIST_FR_BUFFER_SIZE="0", DLDIST_FR_DUMP_FILE="/x/y", RANK="2")
     assert not is_on and entries == [] and path == "/x/y2"
     is_on, entries, _ = only(children, workers.settings, TORCH_FR_BUFFER_SIZE="3", DLDIST_FR_STACK_DEPTH="0")

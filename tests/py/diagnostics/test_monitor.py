@@ -58,7 +58,7 @@ def test_timeout_writes_a_dump_on_every_rank(children, prefix, members):
         assert "requests a dump from all ranks" in replies[3][1]
 
 
-def test_no_dump_by_default(children, tmp_path):
+def test_no_dump_is_written_by_default(children, tmp_path):
     prefix = str(tmp_path / "torch" / "comm_lib_trace_rank_")
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     ranks, store = group_team.start_ranks(children, workers.lagging, 2, "has failed", env=env)
@@ -176,7 +176,7 @@ def test_signals_are_restored(children):
     assert (before, heard) == ([], [signal.SIGUSR1, signal.SIGUSR2])
 
 
-def test_dump_while_the_gil_is_held(children, prefix, tmp_path):
+def test_dump_is_written_while_the_gil_is_held(children, prefix, tmp_path):
     """The dump must be written before the GIL is free, and the report say how long it was held."""
 
     def ask_for_dump():

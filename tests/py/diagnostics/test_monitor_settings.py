@@ -18,12 +18,12 @@ def clean(monkeypatch):
     monkeypatch.setattr(settings, "_warned", set())
 
 
-def test_defaults():
+def test_defaults_apply_without_variables():
     assert vars(settings.failure_settings()) == {setting.attribute: setting.default for setting in settings.FAILURES}
 
 
 @pytest.mark.parametrize("text, value", [*[(t, True) for t in ("y", "YES", "1", "t", "True")], *[(t, False) for t in ("n", "no", "0", "F", "FALSE")]])
-def test_truth_values(monkeypatch, text, value):
+def test_truth_values_are_read_as_bools(monkeypatch, text, value):
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", text)
     assert settings.failure_settings().blocking_wait is value
     assert settings.value("high_priority") is False, "no other setting has changed"
@@ -84,13 +84,13 @@ def test_deprecated_names_warn_once(monkeypatch):
         ({"TORCH_FR_DUMP_TEMP_FILE": "/a"}, monitor_thread._DUMPING_ON),
     ],
 )
-def test_dump_settings(monkeypatch, env, dumping):
+def test_dump_settings_determine_when_dumps_are_written(monkeypatch, env, dumping):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert monitor_thread._dump_mode(settings.failure_settings()) == dumping
 
 
-def test_default_path_of_dumps(monkeypatch):
+def test_default_path_of_dumps_is_in_the_cache_folder(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert settings.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
     monkeypatch.delenv("XDG_CACHE_HOME")

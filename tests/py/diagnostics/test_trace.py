@@ -69,7 +69,7 @@ def test_files_with_the_same_name_are_distinguished():
     assert sites == {0: "one/a.py:3 in f()", 1: "two/a.py:3 in f()", 2: "b.py:3 in f()"}
 
 
-def test_missing_call_and_additional_call():
+def test_missing_call_and_additional_call_are_distinguished():
     ops = ["all_reduce", "broadcast", "barrier", "reduce"]
 
     def calls(names):
@@ -82,7 +82,7 @@ def test_missing_call_and_additional_call():
     assert "It looks as if rank 1 has called one scatter too many" in verdict.text
 
 
-def test_wrong_root():
+def test_rank_with_a_wrong_root_is_found():
     def gather(i, is_root):
         outputs = [[3, 4]] if is_root else []
         return [entry(0, WORLD, "gather", 1, sizes=([[4]], outputs), state="started")]
@@ -112,7 +112,7 @@ def test_uneven_parts_match():
         assert [(v.kind, v.culprits) for v in all_of(op, 1).problems] == [("wrong_size", [1])]
 
 
-def test_all_to_all_by_parts_and_by_totals():
+def test_wrong_all_to_all_sizes_are_found_by_parts_and_by_totals():
     sends = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
     def calls(rank, wrong):
@@ -147,7 +147,7 @@ def test_slow_completed_call_is_a_note():
     assert not trace.analyse(three(calls(0), calls(0), calls(12_400_000_000)), slow_s=13).verdicts
 
 
-def test_rank_in_a_pending_call():
+def test_rank_in_a_pending_call_is_slow():
     states = ["completed", "completed", "started"]
     verdict = first(three(*([entry(0, WORLD, "all_reduce", 1, state=state)] for state in states)))
     assert (verdict.kind, verdict.culprits) == ("slow_rank", [2])
@@ -166,7 +166,7 @@ def test_failed_calls_have_their_error():
     assert verdict.kind == "failed" and "on ranks 0 to 2: connection lost" in verdict.text
 
 
-def test_dead_rank():
+def test_rank_without_a_dump_is_dead():
     dumps = three(*([entry(0, WORLD, "all_reduce", 1, state="started")] for _ in range(3)))
     del dumps[1]
     analysis = trace.analyse(dumps)
@@ -185,7 +185,7 @@ def test_older_dump_is_no_missing_rank():
     assert (verdict.kind, verdict.culprits, verdict.is_problem) == ("old_dump", [2], False)
 
 
-def test_buffers_that_begin_at_different_calls():
+def test_buffers_may_begin_at_different_calls():
     def calls(begin, end):
         return [entry(i, WORLD, "all_reduce", i + 1, state="completed" if i < 40 else "started") for i in range(begin, end)]
 
@@ -195,7 +195,7 @@ def test_buffers_that_begin_at_different_calls():
     assert analysis.case.groups[0].matched == list(range(1, 41))
 
 
-def test_dump_of_only_active_calls():
+def test_dump_may_have_only_active_calls():
     content = three(
         *([entry(i, WORLD, "all_reduce", i + 1, state="completed" if i < 4 else "started") for i in range(5)] for _ in range(3))
     )
@@ -221,7 +221,7 @@ def test_cause_is_reported_before_its_consequence():
     assert 'it is in broadcast #1 of group "2" (right) (train.py:77 in step())' in causes[1].text
 
 
-def test_circle_of_waiting_ranks():
+def test_circle_of_waiting_ranks_is_found():
     left, right = Group("1", "left", [0, 1]), Group("2", "right", [0, 1])
     dumps = {
         0: dump([left, right], [entry(0, left, "all_reduce", 1, state="started")]),
@@ -232,7 +232,7 @@ def test_circle_of_waiting_ranks():
     assert "One more problem follows from this." in analysis.summary
 
 
-def test_ranks_that_disagree_on_members():
+def test_ranks_that_disagree_on_members_are_found():
     of_two, of_three = Group("5", "g", [0, 1]), Group("5", "g", [0, 1, 2])
     made = [entry(0, of_two, "all_reduce", 1, state="started")]
     dumps = {0: dump([of_two], made), 1: dump([of_three], made), 2: dump([of_three], made)}
@@ -247,18 +247,18 @@ def message(record, label, count=4, state="started", **more):
     return entry(record, WORLD, label, 0, sizes=sizes, state=state, **more)
 
 
-def test_matching_messages():
+def test_matching_messages_are_no_problem():
     done = three([message(0, "send 0->1", state="completed")], [message(0, "recv 1<-0", state="completed")], [])
     assert not trace.analyse(done).verdicts
 
 
-def test_recv_without_send():
+def test_recv_without_send_blames_the_sender():
     verdict = first(three([], [message(0, "recv 1<-0", line=33)], []))
     assert (verdict.kind, verdict.culprits, verdict.others) == ("unmatched_recv", [0], [1])
     assert "rank 0 has not called the send" in verdict.text and "train.py:33" in verdict.text
 
 
-def test_send_without_recv():
+def test_send_without_recv_blames_the_receiver():
     verdict = first(three([message(0, "send 0->2")], [], []))
     assert (verdict.kind, verdict.culprits, verdict.others, verdict.is_problem) == ("unmatched_send", [2], [0], True)
     assert not first(three([message(0, "send 0->2", state="completed")], [], [])).is_problem
@@ -266,7 +266,7 @@ def test_send_without_recv():
     assert not trace.analyse(taken).verdicts
 
 
-def test_message_sizes():
+def test_messages_of_different_sizes_are_found():
     verdict = first(three([message(0, "send 0->1", 4)], [message(0, "recv 1<-0", 5)], []))
     assert (verdict.kind, verdict.culprits) == ("wrong_size", [1])
     assert "Float[4]" in verdict.text and "Float[5]" in verdict.text
@@ -308,7 +308,7 @@ def test_coalesced_messages_are_no_collective():
     assert "all_reduce #1" in trace.analyse(three(alone, stuck, stuck)).text(3)
 
 
-def test_coalesced_collectives():
+def test_wrong_operation_in_a_coalesced_block_is_found():
     def block(*ops):
         made = [entry(i, WORLD, op, 1, state="started") for i, op in enumerate(ops)]
         return [*made, entry(len(ops), WORLD, "allreduce_coalesced", 1, state="started")]
@@ -338,7 +338,7 @@ def test_clocks_are_compared_and_corrected():
 # ---- reading
 
 
-def test_names_of_files(tmp_path):
+def test_dumps_are_found_by_their_file_names(tmp_path):
     dumps = three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3)))
     trace_dumps.write(tmp_path, dumps, "nccl_trace_rank_")
     (tmp_path / "notes2.txt").write_text("no dump")
@@ -473,7 +473,7 @@ for name, data in ("a_0", c10d._dump_fr_trace()), ("b_0", c10d._dump_fr_trace_js
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's recorder")
-def test_dumps_of_torch(tmp_path):
+def test_dumps_of_torch_are_read(tmp_path):
     done = subprocess.run([sys.executable, "-c", TORCH_PROGRAM, tmp_path], capture_output=True, text=True, timeout=60)
     if "has no attribute '_dump_fr_trace" in done.stderr:
         pytest.skip("this torch records nothing of Gloo")
@@ -490,7 +490,7 @@ def test_dumps_of_torch(tmp_path):
 # ---- the command
 
 
-def test_empty_and_missing_folder(tmp_path):
+def test_empty_or_missing_folder_is_an_error(tmp_path):
     code, out, err = run(tmp_path)
     assert (code, out) == (2, "") and "the folder is empty; dumps are files named PREFIX followed by the rank" in err
     code, _, err = run(tmp_path / "none")
@@ -499,14 +499,14 @@ def test_empty_and_missing_folder(tmp_path):
     assert "no dumps here: of 1 file none" in run(tmp_path)[2]
 
 
-def test_version_and_help():
+def test_version_and_help_are_printed():
     assert run("--version")[:2] == (0, f"dldist {dldist.__version__}\n")
     code, out, _ = run("--help")
     assert code == 0 and "exit status: 0 all matched and done, 1 a problem was found, 2 dumps could not be read" in out
     assert run("--slow", "x", ".")[0] == 2 and run("-n", "0", ".")[0] == 2
 
 
-def test_report_of_a_hang(tmp_path):
+def test_report_of_a_hang_names_the_missing_rank(tmp_path):
     def calls(rank):
         for i in range(3):
             yield entry(i, WORLD, "all_reduce", i + 1)
@@ -573,7 +573,7 @@ def check_timeline(document):
     return slices, flows, names
 
 
-def test_timeline():
+def test_timeline_has_the_calls_of_all_ranks():
     def calls(rank):
         yield entry(0, WORLD, "all_reduce", 1, created=START + rank * 1000)
         yield entry(1, WORLD, "barrier", 2, sizes=([], []), created=START + 2 * SECOND, state="started")
@@ -597,14 +597,14 @@ def test_timeline():
     assert sorted(len(events) for events in flows.values()) == [2, 3, 3, 3]
 
 
-def test_timeline_of_any_program():
+def test_timeline_of_any_program_is_valid():
     for seed in range(10):
         for fault in trace_dumps.FAULTS:
             case = trace_dumps.make_faulty_dumps(fault, 2 + seed % 5, seed, keep=None if seed % 2 else 9)
             check_timeline(trace.analyse(case.dumps).timeline())
 
 
-def test_closed_output_pipe(tmp_path):
+def test_closed_output_pipe_prints_no_traceback(tmp_path):
     trace_dumps.write(tmp_path, three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3))))
     reader, writer = os.pipe()
     os.close(reader)

@@ -54,7 +54,7 @@ def test_order_of_dumps_does_not_matter():
         assert trace.analyse(shuffled).text() == trace.analyse(case.dumps).text()
 
 
-def test_clocks_of_programs():
+def test_clocks_of_programs_are_estimated():
     for seed in range(20):
         case = trace_dumps.make_faulty_dumps("none", 4, seed, several=False)
         clocks = trace.analyse(case.dumps).case.clocks

@@ -53,7 +53,7 @@ def dldist_analysis(folder):
     return trace.analyse(folder, slow_s=trace_workers.LATE_S / 2)
 
 
-def test_no_verdict_without_a_fault(folder):
+def test_program_without_a_fault_has_no_verdict(folder):
     analysis = trace.analyse(folder / "none", slow_s=20)  # no rank is late on purpose
     assert not analysis.verdicts, analysis.text(8)
     assert analysis.exit_status == 0
@@ -62,7 +62,7 @@ def test_no_verdict_without_a_fault(folder):
 
 
 @pytest.mark.parametrize("fault", HANGS)
-def test_verdict_of_dldist(folder, fault):
+def test_verdict_names_the_fault_and_its_rank(folder, fault):
     analysis = dldist_analysis(folder / fault)
     first = analysis.verdicts[0]
     assert (first.kind, first.culprits, first.seq) == (fault, [FAULTY_RANK], SEQ), analysis.text(8)
@@ -73,7 +73,7 @@ def test_verdict_of_dldist(folder, fault):
     assert analysis.exit_status == (0 if fault == "slow_rank" else 1)
 
 
-def test_call_sites_of_ranks_that_disagree(folder):
+def test_call_sites_of_ranks_that_disagree_are_named(folder):
     sites = dldist_analysis(folder / "wrong_op").verdicts[0].sites
     assert sites[0] == sites[1] != sites[FAULTY_RANK]
     assert sites[0].endswith(" in average()") and sites[FAULTY_RANK].endswith(" in collect()")

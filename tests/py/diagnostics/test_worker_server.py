@@ -122,7 +122,7 @@ REQUESTS = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: " ".join(str(part)[:40] for part in request))
-def test_same_answer_as_torch(both, request_):
+def test_answers_match_torchs(both, request_):
     dldist_answer, torch_answer = (send_request(path, *request_) for path in both)
     assert dldist_answer == torch_answer
 
@@ -137,13 +137,13 @@ RAW = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize("data", RAW)
-def test_same_bytes_as_torch(both, data):
+def test_bytes_of_responses_match_torchs(both, data):
     lines = [sorted(raw(path, data).split(b"\r\n")) for path in both]
     assert lines[0] == lines[1]
 
 
 @pytest.mark.torch
-def test_same_pages_and_handlers_as_torch(both):
+def test_pages_and_handlers_match_torchs(both):
     import re
 
     for method in ("GET", "HEAD"):
@@ -208,7 +208,7 @@ def test_torchs_debug_pages_read_dldist_dumps(monkeypatch):
 # ---- handlers
 
 
-def test_handlers_by_name():
+def test_handlers_are_registered_and_found_by_name():
     assert {"c10d_health_check", "ping", "dump_traceback", "fr_trace_json", "wait_counter_values", "pyspy_dump"} <= set(control.handler_names())
     with pytest.raises(ValueError, match="Handler ping already registered"):
         control.register_handler("ping", control.get_handler("ping"))
@@ -243,7 +243,7 @@ def test_wrong_content_type_is_the_handlers_error():
             handlers.BufferedResponse().set_content(content, "text/plain")
 
 
-def test_flight_recorder(path):
+def test_flight_recorder_handler_returns_entries(path):
     world = dldist.World(dldist.HashStore(), 0, 1)
     world.barrier()
     trace = json.loads(send_request(path, "POST", "/handler/fr_trace_json")[3])
@@ -251,7 +251,7 @@ def test_flight_recorder(path):
     assert any("barrier" in entry["profiling_name"] for entry in trace["entries"])
 
 
-def test_pyspy(path, tmp_path, monkeypatch):
+def test_pyspy_handler_runs_py_spy_on_the_process(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     status, _, _, content = send_request(path, "POST", "/handler/pyspy_dump")
     assert status == 500 and b"py-spy: not found" in content
@@ -333,7 +333,7 @@ def test_requests_of_browsers_are_rejected(path):
         (b"GET /\r\n\r\n", 400),
     ],
 )
-def test_limits(path, data, status):
+def test_requests_over_a_limit_are_rejected(path, data, status):
     assert raw(path, data).startswith(b"HTTP/1.1 %d " % status)
 
 
@@ -406,7 +406,7 @@ def test_connection_serves_thirty_requests(path):
     assert raw(path, request * 40).count(b"pong") == connection.REQUESTS
 
 
-def test_fuzz(tmp_path, monkeypatch):
+def test_server_survives_fuzzed_requests(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(TESTS / "fuzz"))
     monkeypatch.chdir(tmp_path)
     import fuzz_control
@@ -447,7 +447,7 @@ def test_socket_is_removed_after_a_change_of_directory(tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
 
 
-def test_worker_main(tmp_path):
+def test_worker_main_serves_only_during_its_function(tmp_path):
     path = str(tmp_path / "socket")
     code = """if True:
         import os, sys
@@ -484,7 +484,7 @@ def test_forked_child_has_no_server(path):
     assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
 
 
-def test_no_leaked_threads_or_descriptors(tmp_path):
+def test_closed_servers_leak_no_threads_or_descriptors(tmp_path):
     def open_resources():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 

@@ -34,7 +34,7 @@ def test_soak_leaks_nothing(procs, part):
 @pytest.mark.skipif(not os.environ.get("DLDIST_TEST_CHAOS"), reason="random faults: set DLDIST_TEST_CHAOS, or make chaos")
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize("options", [["--processes", "3"], ["--processes", "4", "--some-shm"]], ids=" ".join)
-def test_chaos_for_some_epochs(options):
+def test_chaos_for_some_epochs_finds_no_failure(options):
     command = [sys.executable, CHAOS / "chaos.py", "--seed", "11", "--epochs", "12", *options]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=140)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -28,7 +28,7 @@ def teams():
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("variant", ["op", "dtype", "size", "root", "redop", "factor", "block"])
-def test_mismatch(teams, size, variant):
+def test_mismatch_is_raised_on_all_ranks(teams, size, variant):
     """All ranks must get the error, under both of its names."""
     replies = teams(size).run(cases.mismatched, variant)
     for rank, (first, later) in enumerate(replies):
@@ -46,7 +46,7 @@ def test_mismatch(teams, size, variant):
 
 
 @pytest.mark.parametrize("variant", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_timeout(teams, variant):
+def test_timeout_names_the_call_and_its_ranks(teams, variant):
     error = teams(3).run(cases.too_late, variant)[0]
     assert "DistTimeoutError" in error["kinds"] and "TimeoutError" in error["kinds"], error
     assert error["code"] == "OP_TIMED_OUT"
@@ -58,7 +58,7 @@ def test_timeout(teams, variant):
         assert error["rank"] == 1 and error["host"] == HOST
 
 
-def test_timeout_of_another_rank():
+def test_timeout_of_another_rank_is_named():
     """The error on another rank must name the rank that timed out, and the local operation."""
     store = dldist.HashStore()
     has_posted = threading.Event()
@@ -89,7 +89,7 @@ def test_timeout_of_another_rank():
     assert re.search(r"the group has failed before: all_reduce #2 of rank 0 \(.*\) timed out", str(own_later)), own_later
 
 
-def test_abort(teams):
+def test_abort_is_raised_on_all_ranks(teams):
     for rank, (first, later) in enumerate(teams(3).run(cases.aborted)):
         for error in (first, later):
             assert "DistAbortedError" in error["kinds"], error
@@ -106,7 +106,7 @@ def test_abort_does_not_fail_completed_calls(teams, size):
         assert "DistAbortedError" in later["kinds"] and "that was all" in later["text"], later
 
 
-def test_abort_from_a_thread(teams):
+def test_abort_from_a_thread_ends_the_call(teams):
     for error in teams(2).run(cases.aborted_from_a_thread):
         assert "DistAbortedError" in error["kinds"] and "by a thread" in error["text"], error
         assert error["seconds"] < under_load(2)
@@ -128,7 +128,7 @@ def test_exception_in_the_block_aborts_the_group(teams):
 
 @pytest.mark.parametrize(("absent", "is_all", "named"), [([1], False, "Rank 1 "), ([1], True, "Ranks 1 "), ([1, 2], True, "Ranks 1, 2 "),
                                                          ([2, 3], False, "Rank 2 "), ([], True, None)])
-def test_monitored_barrier(teams, absent, is_all, named):
+def test_monitored_barrier_names_the_absent_ranks(teams, absent, is_all, named):
     replies = teams(4).run(cases.monitored, absent, is_all, 0.5)
     # The group stays usable.
     assert [again["kinds"] for _, again in replies] == [[]] * 4, replies
@@ -147,7 +147,7 @@ def test_monitored_barrier(teams, absent, is_all, named):
 
 
 @pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait"])
-def test_lost_peer(procs, variant):
+def test_lost_peer_is_an_error_in_every_call(procs, variant):
     """After SIGKILL, all ranks must get an error within a second, in every call and group."""
     ranks, _store = group_team.start_ranks(procs, cases.lose_last_rank, 3, variant)
     pids = [child.recv()[1] for child in ranks]
@@ -170,7 +170,7 @@ def test_lost_peer(procs, variant):
 
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
-def test_interrupt(procs, variant):
+def test_interrupt_ends_the_call_and_fails_the_other_rank(procs, variant):
     """Ctrl-C must act soon (test_blocking_calls.py: in 100 ms), and the other rank get an error."""
     ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, variant)
     for child in ranks:
@@ -191,7 +191,7 @@ def test_interrupt(procs, variant):
 
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("how", ["pending", "watched", "blocked thread", "cycle", "global", "shared", "closed"])
-def test_exit_without_close(procs, how):
+def test_exit_without_close_is_silent(procs, how):
     """Processes must exit soon and without output."""
     ranks, _store = group_team.start_ranks(procs, cases.exit_without_close, 2, how)
     start = time.monotonic()
@@ -214,7 +214,7 @@ def test_forked_child_cannot_use_a_group(procs):
 # ---- memory after a failure
 
 
-def test_no_writes_into_an_array_after_the_error(procs):
+def test_array_is_not_written_after_the_error(procs):
     """The other rank is stopped in its all_reduce, mostly during its copy into this rank's array,
     and resumed after this rank has failed."""
     for _ in range(4):
@@ -266,7 +266,7 @@ def test_invalid_ranks_are_rejected(rank, size):
         dldist.Group(dldist.HashStore(), rank, size)
 
 
-def test_closed_store_server():
+def test_group_of_two_ranks_needs_a_store():
     with pytest.raises(ValueError, match="store"):
         dldist.Group(None, 0, 2)
     with pytest.raises(TypeError, match="store"):
@@ -286,7 +286,7 @@ def test_malformed_settings_are_errors(procs, name, value, text):
     assert "ValueError" in kinds and name in message and text in message
 
 
-def test_ways_to_wait(procs, tmp_path):
+def test_polling_rank_does_not_sleep(procs, tmp_path):
     """Count sleeps: only DLDIST_WAIT=poll does not sleep.
 
     On a busy machine its core is sometimes taken away. The polling rank waits a quarter of the

@@ -92,7 +92,7 @@ def measure(cycle, directory, count):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("cycle", CYCLE_KINDS, ids=lambda cycle: cycle.__name__)
-def test_open_and_close(cycle, tmp_path):
+def test_opening_and_closing_leaks_nothing(cycle, tmp_path):
     measure(cycle, str(tmp_path), CYCLES)
 
 
@@ -123,7 +123,7 @@ def failing_calls(store):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("kind", ["hash", "tcp", "prefix", "file"])
-def test_failing_calls(kind, master, tmp_path):
+def test_failing_calls_leak_nothing(kind, master, tmp_path):
     """Failing calls must leak nothing, neither in the client nor in the server."""
     store = {
         "hash": dldist.HashStore,
@@ -143,7 +143,7 @@ def test_failing_calls(kind, master, tmp_path):
     assert "x" * 3000 not in store.list_keys()
 
 
-def test_failing_constructors(tmp_path):
+def test_failing_constructors_leak_nothing(tmp_path):
     taken = dldist.TCPStore(LOOPBACK, 0, is_master=True)
     calls = [
         lambda: dldist.TCPStore(LOOPBACK, taken.port, is_master=True),
@@ -167,7 +167,7 @@ def test_failing_constructors(tmp_path):
     measure(cycle, None, 200)
 
 
-def test_reference_counts():
+def test_arguments_and_values_are_released():
     """Arguments, keys in lists and values must be released, on success and on failure."""
     store = dldist.HashStore()
     key, value, array = "a key of its own", b"a value of its own", bytearray(b"abc")

@@ -165,7 +165,7 @@ def test_suspension_waits_for_all_ranks():
     assert isinstance(in_groups(2, case, timeout=0.5)[1], dldist.DistError)
 
 
-def test_group_of_one_rank():
+def test_group_of_one_rank_can_be_suspended():
     with dldist.Group(None, 0, 1) as group:
         group.suspend()
         assert "is suspended" in str(error_of(group.barrier))
@@ -173,7 +173,7 @@ def test_group_of_one_rank():
         group.barrier()
 
 
-def test_c10d_names():
+def test_suspend_and_resume_work_by_c10ds_names():
     dldist.init_process_group()
     group = dldist.group.WORLD
     group.suspend()

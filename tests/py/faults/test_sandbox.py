@@ -9,7 +9,7 @@ import sandbox_workers
 from procs import under_load
 
 
-def test_shared_arrays_without_memfd(procs):
+def test_shared_array_without_memfd_is_an_error_with_a_remedy(procs):
     outcome = procs.start(sandbox_workers.empty_without_memfd).result()
     if isinstance(outcome, str):
         pytest.skip(outcome)
@@ -40,7 +40,7 @@ def test_rank_that_cannot_send_is_named_by_all(procs, transport, error, size):
     assert os.strerror(number) in outcomes[last]["text"], outcomes
 
 
-def test_objects_without_sysinfo(procs):
+def test_objects_are_sent_without_sysinfo(procs):
     outcome = procs.start(sandbox_workers.objects_without_sysinfo).result()
     if isinstance(outcome, str):
         pytest.skip(outcome)

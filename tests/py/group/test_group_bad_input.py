@@ -216,19 +216,19 @@ def test_mixed_dtypes_are_rejected(group, name):
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_torch_layouts(group, name):
+def test_torch_layouts_without_dlpack_are_rejected(group, name):
     torch = pytest.importorskip("torch")
     for tensor in (torch.eye(2).to_sparse(), torch.empty(1, device="meta")):
         error = check_refused(lambda: TENSORS[name][0](group, tensor), "cannot be exported by DLPack")
         assert error.__cause__ is not None
 
 
-def test_torch_overlap(group):
+def test_overlapping_torch_tensors_are_rejected(group):
     torch = pytest.importorskip("torch")
     check_refused(lambda: group.all_reduce(torch.ones(1).expand(3)), "stride 0")
 
 
-def test_torch_tensors_that_require_grad(pair):
+def test_torch_tensors_that_require_grad_are_reduced_in_place(pair):
     """Tensors that require grad must be reduced in place, including leaves, as in c10d."""
     torch = pytest.importorskip("torch")
     tensors = [torch.nn.Parameter(torch.full((2,), rank + 1.0)) for rank in range(SIZE)]

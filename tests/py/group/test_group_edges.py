@@ -122,7 +122,7 @@ def test_cycle_through_a_group_is_collected():
     assert reference() is None
 
 
-def test_references_of_calls(group):
+def test_calls_neither_leak_nor_lose_references(group):
     """Calls must neither leak nor lose a reference, whether they succeed or fail."""
     tensor, other = array.array("i", [1]), array.array("f", [1])
 
@@ -149,7 +149,7 @@ def test_references_of_calls(group):
 # ---- callbacks
 
 
-def test_callbacks_that_raise(group, monkeypatch):
+def test_callback_error_is_reported_and_other_callbacks_run(group, monkeypatch):
     """The error must be reported by Python's hook or the user's; other callbacks must run."""
     for hook in (sys.__unraisablehook__, lambda unraisable: seen.append(unraisable.exc_type)):
         monkeypatch.setattr(sys, "unraisablehook", hook)
@@ -165,7 +165,7 @@ def test_callbacks_that_raise(group, monkeypatch):
             poll_until(lambda: seen == wanted)
 
 
-def test_callbacks_that_interrupt():
+def test_interrupt_in_a_callback_reaches_its_thread():
     """Ctrl-C in a callback must reach the thread that runs it."""
     future = dldist.Future()
 
@@ -177,7 +177,7 @@ def test_callbacks_that_interrupt():
         future.set_result(1)
 
 
-def test_callbacks_that_exit(group):
+def test_exit_in_a_callback_reaches_the_caller(group):
     """A BaseException that is not an Exception must propagate to the caller of a done future of
     every kind."""
     done = concurrent.futures.Future(), dldist.Future(), group.barrier(async_op=True).get_future()
@@ -202,7 +202,7 @@ def test_callbacks_in_a_forked_child_are_rejected(procs):
     assert procs.start(workers.watch_in_child).result().startswith("FORKED: ")
 
 
-def test_one_completion_thread(procs):
+def test_works_have_one_completion_thread(procs):
     assert procs.start(workers.watchers_from_many_threads, 8).result() == 1
 
 
@@ -224,7 +224,7 @@ class WrongLength(list):
 
 
 @pytest.mark.parametrize("items", [0, 2])
-def test_lists_with_a_wrong_length(group, items):
+def test_lists_with_a_wrong_length_are_rejected(group, items):
     tensor = array.array("i", [1])
     lists = WrongLength(1, [array.array("i", [1])] * items)
     for call in (lambda: group.all_gather(lists, tensor), lambda: group.reduce_scatter(tensor, lists),
@@ -264,7 +264,7 @@ def test_batch_starts_all_or_nothing(group):
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "bool_", "complex128"])
-def test_numpy_dtypes(group, name):
+def test_empty_accepts_numpy_dtypes(group, name):
     numpy = pytest.importorskip("numpy")
     for dtype in (getattr(numpy, name), numpy.dtype(name)):
         assert numpy.asarray(group.empty(2, dtype)).dtype == numpy.dtype(name)
@@ -274,7 +274,7 @@ def test_numpy_dtypes(group, name):
 
 
 @pytest.mark.parametrize("name", sorted(name for name, node in stub_classes().items() if not node.name.startswith("_")))
-def test_stub_names(name):
+def test_stub_has_the_public_names_of_each_class(name):
     """A class's public names must be in its stub or a base's, and the stub must have no others."""
     cls = getattr(_core, name)
     stubs = stub_classes()
@@ -292,7 +292,7 @@ def names_in(node):
     return [*stub_functions(node.body), *fields]
 
 
-def test_stub_functions():
+def test_stub_has_all_functions_of_the_module():
     """The stub must also have the module's private functions, because the package calls them."""
     there = {name for name, value in vars(_core).items() if callable(value) and not isinstance(value, type)}
     there -= {name for name in there if name.startswith("__")}

@@ -37,12 +37,12 @@ def cases_of(dtypes):
 
 
 @pytest.mark.parametrize(("size", "name"), cases_of(dtypes_for))
-def test_reductions(teams, size, name):
+def test_reductions_are_right_for_every_dtype_and_count(teams, size, name):
     teams(size).run(cases.sweep_reductions, name, COUNTS)
 
 
 @pytest.mark.parametrize(("size", "name"), cases_of(dtypes_for))
-def test_movements(teams, size, name):
+def test_movements_are_right_for_every_dtype_and_count(teams, size, name):
     teams(size).run(cases.sweep_movements, name, COUNTS)
 
 
@@ -59,17 +59,17 @@ def test_case_of_group_workers(teams, size, case):
 
 @needs_numpy
 @pytest.mark.parametrize("size", [2, 3])
-def test_transposed(teams, size):
+def test_transposed_arrays_are_accepted(teams, size):
     teams(size).run(cases.transposed)
 
 
 @pytest.mark.torch
 @pytest.mark.deadline(60)
-def test_with_torch(teams):
+def test_operations_accept_torch_tensors(teams):
     teams(2).run(cases.with_torch, timeout=50)
 
 
-def test_large(teams):
+def test_large_arrays_are_right(teams):
     """Sizes beyond eager messages, and not multiples of any block size."""
     teams(2).run(cases.sweep_reductions, "f", [150_007], ["MAX"])
     teams(3).run(cases.sweep_movements, "q", [60_013])
@@ -77,7 +77,7 @@ def test_large(teams):
 
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_operations_without_shared_memory_or_shortcuts(teams, size, env):
+def test_operations_work_without_shared_memory_or_shortcuts(teams, size, env):
     """Operations must work without shared memory and without shortcuts."""
     team = teams(size, env=env)
     for name in ("f", "b"):
@@ -90,13 +90,13 @@ def test_operations_without_shared_memory_or_shortcuts(teams, size, env):
     assert ("shared memory" in transports) == ("DLDIST_SHM" not in env)
 
 
-def test_message_larger_than_its_buffer(teams):
+def test_message_larger_than_its_buffer_is_an_error(teams):
     _, error = teams(2).run(cases.too_short)
     assert error is not None and "DistError" in error["kinds"] or "ValueError" in error["kinds"], error
     teams(2).run(cases.point_to_point)
 
 
-def test_repeated_calls_with_many_blocks():
+def test_repeated_calls_find_all_their_blocks():
     """A call with more blocks than fit into its record is described once; repeats must find the
     blocks wherever the tensors are."""
     nranks, rounds = 9, 4

@@ -31,7 +31,7 @@ def ints(*values):
 
 
 @pytest.mark.parametrize("name", ["DistPeerLostError", "DistMismatchError", "DistAbortedError"])
-def test_exception_types(name):
+def test_exceptions_are_backend_errors_with_a_code_and_peer(name):
     error = getattr(dldist, name)
     assert issubclass(error, dldist.DistBackendError) and error.__module__ == "dldist" and error.__doc__
     assert issubclass(error, ConnectionError) == (name == "DistPeerLostError")
@@ -84,7 +84,7 @@ def test_invalid_construction_is_rejected(group):
         group.__init__(None, 0, 1)
 
 
-def test_subclass():
+def test_split_of_a_subclass_is_of_the_subclass():
     class Mine(dldist.Group):
         def double(self, tensor):
             self.all_reduce(tensor)
@@ -108,7 +108,7 @@ def test_heavy_modules_are_not_imported():
 # ---- ReduceOp
 
 
-def test_reduce_op():
+def test_reduce_ops_are_distinct_and_named():
     ops = [getattr(dldist.ReduceOp, name) for name in CONSTANTS]
     assert len(set(ops)) == len(CONSTANTS)
     for name, op in zip(CONSTANTS, ops):
@@ -142,7 +142,7 @@ def test_reduce_op_matches_c10d():
     assert list(kind.__members__) == [*CONSTANTS, "PREMUL_SUM"]
 
 
-def test_premul_sum():
+def test_premul_sum_needs_a_factor_to_be_called():
     kind = dldist.ReduceOp
     scaled = kind.PREMUL_SUM(2.0)
     assert kind(scaled) == scaled and kind(scaled).factor == 2.0 and kind.RedOpType.PREMUL_SUM(factor=2.0) == scaled
@@ -161,7 +161,7 @@ def test_premul_sum():
 
 
 @pytest.mark.parametrize("factor", ["numpy.float64(2.5)", "numpy.array(2.5)", "torch.tensor(2.5)", "torch.tensor([2.5])"])
-def test_factor_from_arrays(group, factor):
+def test_factor_may_be_a_scalar_of_an_array_library(group, factor):
     library = pytest.importorskip(factor.partition(".")[0])
     op = dldist.ReduceOp.PREMUL_SUM(eval(factor, {library.__name__: library}))
     tensor = array.array("d", [2.0])
@@ -170,7 +170,7 @@ def test_factor_from_arrays(group, factor):
 
 
 @pytest.mark.parametrize("op", ["sum", "Sum", dldist.ReduceOp.MAX, None])
-def test_accepted_reductions(group, op):
+def test_reductions_are_accepted_in_every_form(group, op):
     tensor = ints(3)
     group.all_reduce(tensor, op)
     group.all_reduce(tensor=tensor, op=op)
@@ -320,7 +320,7 @@ def test_lists_that_change_while_they_are_read(group):
 # ---- settings of a group
 
 
-def test_timeout_and_name():
+def test_group_has_a_settable_timeout_and_a_name():
     with dldist.Group(None, 0, 1) as group:
         assert group.timeout == timedelta(minutes=30) and group.name == "default"
         group.timeout = 1.5
@@ -366,7 +366,7 @@ def test_store_lives_as_long_as_its_group():
 # ---- memory
 
 
-def test_shared_array_as_buffer(group):
+def test_shared_array_is_a_writable_buffer(group):
     shared = group.empty((2, 3), "int16")
     view = memoryview(shared)
     assert (view.format, view.itemsize, view.shape, view.strides, view.readonly) == ("h", 2, (2, 3), (6, 2), False)
@@ -377,7 +377,7 @@ def test_shared_array_as_buffer(group):
     assert view[0, 0] == 5
 
 
-def test_shared_array_through_numpy_and_dlpack(group):
+def test_numpy_and_dlpack_share_the_memory_of_a_shared_array(group):
     numpy = pytest.importorskip("numpy")
     shared = group.empty((2, 3), numpy.dtype("float64"))
     first, second = numpy.asarray(shared), numpy.from_dlpack(shared)
@@ -392,7 +392,7 @@ def test_shared_array_through_numpy_and_dlpack(group):
 
 
 @pytest.mark.torch
-def test_shared_array_through_torch(group):
+def test_torch_shares_the_memory_of_a_shared_array(group):
     import torch
 
     for dtype in (torch.bfloat16, torch.float8_e5m2, torch.float32, torch.bool, torch.complex64):

@@ -43,24 +43,24 @@ def test_work_of_one_rank_completes_without_a_waiter(alone, count):
 
 
 @pytest.mark.parametrize("variant", ["questions", "await", "futures", "dropped"])
-def test_wait_for_a_late_rank(teams, variant):
+def test_wait_returns_after_the_late_rank_calls(teams, variant):
     assert teams(2).run(cases.late_rank, variant)[0] == 1
 
 
-def test_callbacks(teams):
+def test_callbacks_run_on_the_completion_thread_or_immediately(teams):
     """Callbacks must run on dldist's own thread if they had to wait, with the result in place;
     otherwise immediately."""
     seen = teams(2).run(cases.late_rank, "callbacks")[0]
     assert seen == [(True, "dldist-completion", 1, True), True]
 
 
-def test_failing_works(teams):
+def test_failing_works_raise_when_awaited(teams):
     for result, text in teams(2).run(cases.failing_works):
         assert result == "awaited"
         assert "recv" in text and "timed out" in text
 
 
-def test_members_of_a_group(teams):
+def test_group_lists_its_members(teams):
     replies = teams(3).run(cases.membership)
     pids = [pid for _, pid, *_ in replies]
     for rank, (members, _, first, host) in enumerate(replies):
@@ -72,20 +72,20 @@ def test_members_of_a_group(teams):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_splits_of_a_group(teams, size):
+def test_groups_can_be_split(teams, size):
     names = teams(size).run(cases.splits)
     assert names[0].startswith("default/")
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_several_groups_over_one_store(teams, size):
+def test_several_groups_can_use_one_store(teams, size):
     team = teams(size)
     for _ in range(2):  # the names are reusable
         team.run(cases.more_worlds, team.port)
 
 
 @pytest.mark.deadline(60)
-def test_ranks_as_threads(procs):
+def test_ranks_may_be_threads(procs):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     child = procs.start(cases.ranks_as_threads, store.port, 3)
     assert child.result(50) == [(3.0, 2), (3.0, 0), (3.0, 1)]
@@ -104,7 +104,7 @@ def test_repeated_open_and_close_leaks_nothing(teams):
 # ---- one process is enough
 
 
-def test_futures_of_works():
+def test_futures_have_the_value_or_error_that_is_set():
     future = dldist.Future()
     seen = []
     future.add_done_callback(lambda done: seen.append(done.value()))
@@ -192,7 +192,7 @@ def test_dropped_group_closes():
         del group
 
 
-def test_name_of_a_split(alone):
+def test_split_is_named_after_its_group(alone):
     assert alone.split([0]).name == "default/0"
     assert alone.split((0,), name="x").name == "x"
     assert re.fullmatch(r"<dldist.Group 'default': rank 0 of 1>", repr(alone))

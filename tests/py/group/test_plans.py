@@ -25,7 +25,7 @@ def teams():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("sweep", ["sweep_reductions", "sweep_movements"])
 @pytest.mark.parametrize("run", sorted(cases.RUNS))
-def test_every_collective(teams, size, sweep, run):
+def test_planned_collectives_are_right(teams, size, sweep, run):
     for name in DTYPES if run == "call_once" and size == 2 else ["b", "f", "?"]:
         teams(size).run(cases.planned, sweep, run, name, COUNTS)
 
@@ -38,7 +38,7 @@ def test_planned_and_plain_calls_match(teams, size):
 
 
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
-def test_plans_without_shared_memory_or_shortcuts(teams, env):
+def test_plans_work_without_shared_memory_or_shortcuts(teams, env):
     team = teams(2, env=env)
     for sweep in ("sweep_reductions", "sweep_movements"):
         team.run(cases.planned, sweep, "start_and_wait", "f", [1, 1000])
@@ -48,7 +48,7 @@ def test_plans_without_shared_memory_or_shortcuts(teams, env):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", ["uneven", "coalesced", "strided", "overlapping", "premultiplied", "shared_arrays"])
-def test_shapes_and_places(teams, size, case):
+def test_planned_calls_accept_every_shape_and_place(teams, size, case):
     teams(size).run(cases.planned, case, "start_and_wait")
 
 
@@ -91,7 +91,7 @@ def test_case_with_processes(teams, case):
         ("late", "DistTimeoutError", ["timed out after 0."]),
     ],
 )
-def test_failure_of_a_planned_call(how, kind, texts):
+def test_failure_of_a_planned_call_fails_later_calls(how, kind, texts):
     team = group_team.Team(2, worker=cases.member)
     try:
         for first, *later in team.run(cases.fails, how):

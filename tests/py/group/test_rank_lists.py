@@ -33,31 +33,31 @@ def refuse(call, error, text):
     assert peak < 2**24  # including the modules that the call imports
 
 
-def test_world_split(world):
+def test_world_split_rejects_too_many_ranks(world):
     refuse(lambda: world.split(MANY), ValueError, "rank 1 is not in 0 to 0")
     refuse(lambda: world.new_group(range(1, 10**7)), ValueError, "rank 1 is not in 0 to 0")
     assert world.new_group([1]) is None
 
 
-def test_new_group(default_group):
+def test_new_group_rejects_too_many_ranks(default_group):
     refuse(lambda: dldist.new_group(MANY), ValueError, "10000000 ranks of 1")
     refuse(lambda: dldist.new_group(iter(MANY)), ValueError, "more than 1 ranks of 1")
 
 
-def test_new_subgroups_by_enumeration(default_group):
+def test_new_subgroups_by_enumeration_rejects_too_many_ranks(default_group):
     refuse(lambda: dldist.new_subgroups_by_enumeration([MANY]), ValueError, "10000000 ranks of 1")
 
 
-def test_split_group(default_group):
+def test_split_group_rejects_too_many_ranks(default_group):
     refuse(lambda: dldist.split_group(split_ranks=[MANY]), ValueError, "less or equal to the world_size")
     refuse(lambda: default_group.split_group(MANY), ValueError, "expected different ranks in 0 to 0")
 
 
-def test_device_mesh(world, default_group):
+def test_device_mesh_rejects_too_many_ranks(world, default_group):
     refuse(lambda: dldist.DeviceMesh("cpu", MANY), RuntimeError, "world size 1, but found 10000000 ranks")
     refuse(lambda: dldist.DeviceMesh("cpu", [MANY], world=world), RuntimeError, "found 10000000 ranks")
 
 
-def test_reshard_plan():
+def test_reshard_plan_rejects_too_many_ranks():
     whole = reshard.Sharding(1, [reshard.Replicate()])
     refuse(lambda: reshard.plan((4,), whole, whole, source_ranks=MANY), ValueError, "expected 1 different ranks")

@@ -113,7 +113,7 @@ def test_repeated_calls_have_right_results(case):
     in_two_threads(case)
 
 
-def test_more_forms_than_the_cache_holds():
+def test_more_forms_than_the_cache_holds_are_right():
     group = dldist.Group(None, 0, 1)
     for _ in range(TIMES):
         for count in range(100):
@@ -123,7 +123,7 @@ def test_more_forms_than_the_cache_holds():
     group.close()
 
 
-def test_threads_with_different_forms_of_a_call_site():
+def test_threads_may_use_different_forms_of_a_call_site():
     group = dldist.Group(None, 0, 1)
 
     def run(thread):
@@ -160,7 +160,7 @@ def test_recorder_has_each_call():
 
 
 @pytest.mark.skipif(not HAS_NUMPY, reason="NumPy is not installed")
-def test_numpy_arrays_that_are_read_directly():
+def test_numpy_arrays_are_read_directly():
     import numpy as np
 
     see = dldist._core._describe_tensor

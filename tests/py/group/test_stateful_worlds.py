@@ -364,5 +364,5 @@ class WorldMachine(RuleBasedStateMachine):
 
 @pytest.mark.exhaustive
 @pytest.mark.deadline(120)
-def test_worlds():
+def test_worlds_match_the_model_in_random_sequences():
     run_state_machine_as_test(WorldMachine, settings=depth(examples=45, steps=40))

@@ -28,7 +28,7 @@ def teams():
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_dtype(teams, dtype):
+def test_symmetric_memory_may_have_every_dtype(teams, dtype):
     teams(2).run(cases.every_dtype, dtype)
 
 
@@ -56,7 +56,7 @@ def test_case_with_numpy(teams, size, case):
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("library", [pytest.param(name, marks=needs(name)) for name in ("numpy", "torch", "jax")])
-def test_arrays_of_libraries(teams, library):
+def test_symmetric_memory_works_with_arrays_of_libraries(teams, library):
     teams(2).run(cases.libraries, library, timeout=60)
 
 
@@ -67,7 +67,7 @@ def test_different_signal_pad_sizes_are_an_error(teams, size):
 
 @pytest.mark.exhaustive
 @pytest.mark.deadline(120)
-def test_no_leaks(teams):
+def test_many_allocations_leak_nothing(teams):
     teams(2).run(cases.many, timeout=100)
 
 
@@ -90,7 +90,7 @@ def test_waiting_for_a_dead_peer_is_an_error(procs):
 # ---- the module
 
 
-def test_module_level_names():
+def test_module_level_calls_work_over_every_kind_of_group():
     """Calls must work over the default group, a group by name, and a group unknown to c10d."""
 
     def case(rank):
@@ -110,7 +110,7 @@ def test_module_level_names():
     in_worlds(2, case)
 
 
-def test_static_methods_of_torch():
+def test_torchs_static_methods_are_provided():
     kind = symmetric_memory._SymmetricMemory
     store = dldist.HashStore()
     kind.set_group_info("by hand", 0, 1, store)
@@ -134,7 +134,7 @@ def test_static_methods_of_torch():
     assert not symmetric_memory.is_nvshmem_available()
 
 
-def test_signal_pad_size_setting(monkeypatch):
+def test_signal_pad_size_can_be_set(monkeypatch):
     monkeypatch.setattr(symmetric_memory.symmetric, "signal_pad_size", symmetric_memory.get_signal_pad_size())
     symmetric_memory.set_signal_pad_size(8192)
     world = dldist.World(dldist.HashStore(), 0, 1)
@@ -156,7 +156,7 @@ def test_missing_group_is_an_error():
 
 
 @pytest.mark.torch
-def test_names_of_torch():
+def test_torchs_names_exist():
     """Public names of torch's module and its handles' members must exist, except those listed."""
     from torch._C import _distributed_c10d as core
     from torch.distributed import _symmetric_memory as torch_module

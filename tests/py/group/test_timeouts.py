@@ -41,7 +41,7 @@ def pending_of(group):
 
 
 @pytest.mark.parametrize("waits_of", [future_of, pending_of])
-def test_results_with_timeout_zero(waits_of):
+def test_timeout_zero_polls_results_once(waits_of):
     poll_once(waits_of, threading.Event())
 
 
@@ -61,11 +61,11 @@ def poll_a_block_once(group, is_late):
     assert block.wait() and block.wait(0)
 
 
-def test_coalesced_block_with_timeout_zero():
+def test_timeout_zero_polls_a_coalesced_block_once():
     poll_a_block_once(threading.Event())
 
 
-def test_plain_future_with_timeout_zero():
+def test_timeout_zero_polls_a_plain_future_once():
     future = dldist.Future()
     with late():
         future.wait(0)
@@ -103,11 +103,11 @@ def messages(group):
     return x[0]
 
 
-def test_messages_with_timeout_zero():
+def test_timeout_zero_receives_only_messages_that_have_arrived():
     assert messages() == [1.0, 1.0]
 
 
-def test_stores_with_timeout_zero():
+def test_timeout_zero_polls_a_store_once():
     store = dldist.HashStore()
     with late():
         store.get("absent", timeout=0)

@@ -24,7 +24,7 @@ def test_case_of_window_workers(teams, size, case):
     teams(size).run(case)
 
 
-def test_windows_of_process_groups(monkeypatch):
+def test_process_groups_make_windows_by_c10ds_names(monkeypatch):
     """Windows must work by c10d's names, with hooks and in DETAIL mode."""
 
     def case(rank):
@@ -47,7 +47,7 @@ def test_windows_of_process_groups(monkeypatch):
     in_worlds(2, case)
 
 
-def test_enums_and_options():
+def test_window_enums_and_options_have_c10ds_values():
     assert [int(member) for member in (dldist.WindowAccessType.UNIFIED, dldist.WindowAccessType.SEPARATE)] == [0, 1]
     for kind in (dldist.PutOptions, dldist.SignalOptions, dldist.WaitSignalOptions):
         opts = kind()

@@ -59,7 +59,7 @@ def group():
 # ---- without an operation
 
 
-def test_plain_work():
+def test_plain_work_has_no_operation():
     work = dldist.Work()
     assert (work.is_completed(), work.is_success(), work.exception()) == (False, True, None)
     assert work.synchronize() is None and work.timeout == timedelta(0) and work._get_op_type() == 100
@@ -102,7 +102,7 @@ class Mine(dldist.Work):
         return future
 
 
-def test_subclass():
+def test_subclass_of_work_is_a_completed_work():
     work = Mine([1], text="mine")
     assert isinstance(work, dldist.Work) and work.wait() and work.is_completed() and work.is_success()
     assert work.get_future().wait() == [1] and work.text == "mine" and "Mine without" in repr(work)
@@ -110,7 +110,7 @@ def test_subclass():
         work.result()
 
 
-def test_subclass_without_init():
+def test_subclass_of_work_need_not_call_init():
     class Lazy(dldist.Work):
         def __init__(self):
             pass
@@ -127,7 +127,7 @@ def test_subclass_is_collected():
     assert gone() is None
 
 
-def test_boxed_work(group):
+def test_boxed_work_is_unboxed_unchanged(group):
     for work in (dldist.Work(), Mine(1), group.barrier(async_op=True)):
         assert dldist.Work.unbox(work.boxed()) is work
     with pytest.raises(TypeError, match="boxed"):
@@ -138,7 +138,7 @@ def test_boxed_work(group):
 
 
 @pytest.mark.parametrize("name", OP_TYPES)
-def test_op_type(group, name):
+def test_work_has_its_operation_type_and_number(group, name):
     call, number = OP_TYPES[name]
     before = group.sequence
     work = call(group, ints(7))
@@ -146,7 +146,7 @@ def test_op_type(group, name):
     assert work._get_op_type() == number and work._get_sequence_number() == work.sequence == before + 1
 
 
-def test_attributes_of_a_work(group):
+def test_work_has_its_duration_and_timeout(group):
     work = group.all_reduce(ints(1), timeout=3, async_op=True)
     work.wait()
     assert work._get_duration() == pytest.approx(work.duration * 1000) and work._get_duration() >= 0
@@ -159,7 +159,7 @@ def test_attributes_of_a_work(group):
             getattr(work, name)()
 
 
-def test_works_of_messages():
+def test_works_of_messages_have_no_sequence_number():
     with open_pair(timeout=10) as (first, second):
         tensors = [ints(0), ints(0)]
         receives = [second.irecv(tensors[0], 0, 1), second.irecv(tensors[1], None, 2)]

@@ -152,7 +152,7 @@ def test_the_default_world_is_a_world():
     assert in_worlds(2, case) == [(True, True)] * 2
 
 
-def test_every_object_call():
+def test_every_object_call_is_right():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -170,7 +170,7 @@ def test_every_object_call():
     on_threads(2, rank_of)
 
 
-def test_timeouts_of_a_world_a_group_and_a_call():
+def test_timeout_is_of_a_world_a_group_or_a_call():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -284,7 +284,7 @@ def test_close_applies_its_timeout_once():
 
 
 @pytest.mark.parametrize("timeout", [-1, "soon", float("nan")])
-def test_close_with_timeout_zero(timeout):
+def test_close_rejects_wrong_timeouts(timeout):
     with dldist.World() as world:
         part = world.new_group([0])
         assert "close(): argument 'timeout'" in str(error_of(world.close, timeout))

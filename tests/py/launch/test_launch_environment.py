@@ -170,7 +170,7 @@ def test_malformed_variable_is_named(case):
         (OPENMPI | {"LOCAL_RANK": "0"}, (0, 2)),
     ],
 )
-def test_local_rank(variables, expected):
+def test_local_rank_and_size_are_read_from_variables(variables, expected):
     assert (launch_environment.local_rank(variables), launch_environment.local_size(variables)) == expected
 
 
@@ -190,7 +190,7 @@ def test_local_rank_must_be_a_number():
         ("r[1-2]n[3,5]", ["r1n3", "r1n5", "r2n3", "r2n5"]),
     ],
 )
-def test_host_lists(text, hosts):
+def test_host_lists_are_expanded(text, hosts):
     assert list(launch_environment.expand_hosts(text)) == hosts
 
 
@@ -314,7 +314,7 @@ def _mpirun(name, mark):
 
 
 @pytest.mark.deadline(60)
-def test_mpirun_of_open_mpi(tmp_path):
+def test_world_opens_under_mpirun_of_open_mpi(tmp_path):
     path = _mpirun("openmpi", "Open")
     options = ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     _launch_for_real([path, *options, "-n", "2", sys.executable], tmp_path)
@@ -323,7 +323,7 @@ def test_mpirun_of_open_mpi(tmp_path):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("shell", [(), ("sh", "-c", '"$@" || exit', "sh")], ids=["", "in a shell"])
-def test_mpirun_of_mpich(tmp_path, shell):
+def test_world_opens_under_mpirun_of_mpich(tmp_path, shell):
     path = _mpirun("mpich", "HYDRA")
     _launch_for_real([path, "-n", "2", *shell, sys.executable], tmp_path)
     assert os.listdir(tmp_path / f"dldist-{os.geteuid()}") == []
@@ -331,7 +331,7 @@ def test_mpirun_of_mpich(tmp_path, shell):
 
 @pytest.mark.torch
 @pytest.mark.deadline(90)
-def test_torchrun(tmp_path):
+def test_world_opens_under_torchrun(tmp_path):
     reason = torch_missing()
     assert reason is None
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -339,7 +339,7 @@ def test_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_slurm(procs, environment, tmp_path, nodes):
+def test_world_opens_under_slurm(procs, environment, tmp_path, nodes):
     """Start ranks as srun does. With two nodes, both are this host, under two names."""
     environment({"TMPDIR": str(tmp_path)})
     tasks = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}

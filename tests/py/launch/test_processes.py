@@ -40,7 +40,7 @@ def is_gone(pid):
     ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL, possibly by the kernel, out of memory"),
     ("kill -40 $$", -40, "killed by <Unknown signal 40>"),
 ])
-def test_description_of_an_exit_code(start, command, code, words):
+def test_exit_code_is_described_in_words(start, command, code, words):
     child, _ = start(command)
     assert child.wait(20)
     assert child.code == code and processes.describe_exit(code) == words

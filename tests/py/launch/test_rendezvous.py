@@ -333,7 +333,7 @@ def test_descriptor_of_another_port_is_rejected(listener):
     ("host", "is_own"),
     [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", True), ("192.0.2.1", False), ("no.such.host.invalid", False)],
 )
-def test_addresses_of_this_machine(host, is_own):
+def test_addresses_of_this_machine_are_recognised(host, is_own):
     """Only this machine's addresses may be listened on exclusively, not others or unknown names."""
     assert urls._is_own_address(host) is is_own
 
@@ -618,7 +618,7 @@ def test_early_rank_knows_the_process_that_serves_the_store():
 
 
 @pytest.mark.deadline(60)
-def test_repeated_rendezvous_of_two_processes(procs, port):
+def test_repeated_rendezvous_leaks_no_descriptors(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
     children = [procs.start(rendezvous_workers.meet_repeatedly, url, rank, 2, 50, rank) for rank in range(2)]
     descriptors = [child.result(50) for child in children]

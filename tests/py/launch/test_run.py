@@ -67,7 +67,7 @@ def is_gone(pid):
 
 
 class TestRunning:
-    def test_environment_prefixes_and_arguments(self):
+    def test_ranks_get_their_environment_prefixes_and_arguments(self):
         code, out, err = dlrun("--nproc_per_node=2", "--max-restarts", 3, program("shows.py"), "--lr", "0.1")
         assert code == 0, err
         shown = by_rank(out)
@@ -105,7 +105,7 @@ class TestRunning:
         code, out, err = dlrun("--standalone", "-m", "package.tool", "-m", cwd=tmp_path, env=with_this_path())
         assert (code, out, err) == (0, "package.tool ['-m'] None\n", "")
 
-    def test_command_that_is_not_python(self):
+    def test_command_need_not_be_python(self):
         code, out, err = dlrun("--no-python", "--nproc-per-node", 2, "sh", "-c", "echo $RANK of $WORLD_SIZE; exit $RANK")
         assert code == 1
         assert sorted(out.splitlines()) == ["[rank0]: 0 of 2", "[rank1]: 1 of 2"]
@@ -122,7 +122,7 @@ class TestRunning:
         code, _, err = dlrun("-np", 2, "train.py", cwd=tmp_path, env=with_this_path())
         assert code == 127 and f"script train.py does not exist in {tmp_path} (" in err
 
-    def test_options_of_torchrun(self):
+    def test_options_of_torchrun_are_accepted(self):
         args = ("-np", 3, "--rdzv-backend", "c10d", "--role", "trainer", "--monitor_interval", 1, "--local-ranks-filter", "0,2")
         code, out, err = dlrun(*args, "--no-python", "sh", "-c", "echo $ROLE_NAME $RANK")
         assert code == 0, err
@@ -130,7 +130,7 @@ class TestRunning:
         code, out, _ = dlrun("--version")
         assert (code, out) == (0, f"dlrun of dldist {dldist.__version__}\n")
 
-    def test_cores(self):
+    def test_ranks_are_bound_to_their_cores(self):
         usable = sorted(os.sched_getaffinity(0))
         code, out, err = dlrun("--nproc-per-node", "2", "--bind-cores", program("shows.py"))
         assert code == 0, err
@@ -149,7 +149,7 @@ class TestRunning:
         assert out.count("]: bytes \ufffd\0\ufffd\n") == 2
         assert out.count("]: bar 1%\r[rank0]: bar 2%\r\n") == 1
 
-    def test_files(self, tmp_path):
+    def test_output_is_written_to_files_on_request(self, tmp_path):
         args = ("--nproc-per-node", 2, "--rdzv-id", "job", "--log-dir", tmp_path, "--redirects", "1:3", "--tee", "0:1")
         code, out, err = dlrun(*args, program("shows.py"))
         assert code == 0, err
@@ -162,7 +162,7 @@ class TestRunning:
         assert json.loads((run / "attempt_0/1/stdout.log").read_text())["env"]["TORCHELASTIC_RUN_ID"] == "job"
         assert (run / "attempt_0/1/stderr.log").read_text() == "no end 1"
 
-    def test_files_in_a_temporary_folder(self, tmp_path):
+    def test_files_are_in_a_temporary_folder_by_default(self, tmp_path):
         code, out, err = dlrun("-r", "3", program("shows.py"), env={"TMPDIR": str(tmp_path)})
         (folder,) = tmp_path.iterdir()
         assert (code, out, err) == (0, "", f"dlrun: files are in {folder}\n")
@@ -176,7 +176,7 @@ def with_this_path():
 
 class TestConsole:
     @pytest.mark.parametrize("closed", [(0, 1), (2,)])
-    def test_closed_console(self, closed):
+    def test_closed_console_does_not_change_the_exit_code(self, closed):
         def close():
             for fd in closed:
                 os.close(fd)
@@ -186,7 +186,7 @@ class TestConsole:
         code, out, err = dlrun("--nproc-per-node", 2, "--no-python", "sh", "-c", "exit 3", preexec_fn=close)
         assert (code, out) == (3, ""), err
 
-    def test_descriptor_number_reused_by_a_library(self):
+    def test_descriptor_number_may_be_reused_by_a_library(self):
         """libffi opens a file like this when Python 3.14 imports ctypes."""
         code = "import os, sys; os.open(sys.executable, os.O_RDONLY); from dldist.run import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "--nproc-per-node", "2", program("shows.py")]
@@ -231,13 +231,13 @@ class TestFailing:
         ("how", "code", "words"),
         [("code", 7, "exit code 7"), ("signal", 128 + signal.SIGSEGV, "killed by SIGSEGV")],
     )
-    def test_exit_code_and_a_rank_that_ignores_sigterm(self, how, code, words):
+    def test_exit_code_is_that_of_the_first_failed_rank(self, how, code, words):
         returned, _, err = dlrun("--nproc-per-node", 2, "--shutdown-timeout", 1, program("fails.py"), how)
         assert returned == code
         assert f"dlrun: rank 1 failed first: {words} (" in err
         assert (how == "code") == err.endswith("\nthe last words\n")
 
-    def test_restarts(self, tmp_path):
+    def test_all_ranks_are_restarted_after_a_failure(self, tmp_path):
         args = ("--nproc-per-node", 2, "--max-restarts", 2, "--log-dir", tmp_path)
         code, out, err = dlrun(*args, program("restarts.py"))
         assert code == 0, err
@@ -356,7 +356,7 @@ class TestEnding:
             os.kill(pid, signal.SIGKILL)
         finish(process)
 
-    def test_closed_output_pipe(self):
+    def test_closed_output_pipe_ends_the_job(self):
         process = start("--nproc-per-node", 2, "--no-python", "yes")
         process.stdout.readline()
         process.stdout.close()
@@ -408,7 +408,7 @@ class TestSeveralMachines:
         assert [code for code, _, _ in both] == [1, 1], both
         assert all(err.endswith("ValueError: the cause\n") for _, _, err in both)
 
-    def test_launchers_with_different_arguments(self):
+    def test_launchers_with_different_arguments_are_rejected(self):
         port = reserve_port()
         common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", program("shows.py"))
         both = [start("--max-restarts", count, *common, env={"DLDIST_SECRET": "s"}) for count in (0, 1)]
@@ -425,7 +425,7 @@ class TestSeveralMachines:
             assert code == 127
             assert "cannot start no-such-command" in err
 
-    def test_ctrl_c_while_waiting_for_other_launchers(self):
+    def test_ctrl_c_ends_the_wait_for_other_launchers(self):
         process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}", program("shows.py"))
         process.stderr.readline()  # the warning about the missing secret
         assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; here: 0 \(.*\)\n", process.stderr.readline())
@@ -448,7 +448,7 @@ class TestSeveralMachines:
 @pytest.mark.torch
 @pytest.mark.deadline(60)
 class TestTorch:
-    def test_torch_program_without_secret(self):
+    def test_torch_program_runs_without_a_secret(self):
         code, out, err = dlrun("--nproc-per-node", 2, "--no-secret", program("torch_program.py"))
         assert code == 0, err
         assert sorted(out.splitlines()) == ["[rank0]: sum [3.0, 3.0]", "[rank1]: sum [3.0, 3.0]"]
@@ -485,7 +485,7 @@ class TestOptions:
         assert caught.value.code == 2
         assert words in capsys.readouterr().err
 
-    def test_endpoints(self):
+    def test_endpoint_has_a_default_host_and_port(self):
         def where(*args):
             options = launch_options.parse([*args, "x"])
             return options.host, options.port
@@ -495,7 +495,7 @@ class TestOptions:
         assert where("--nnodes=2", "--rdzv-endpoint", "host") == ("host", launch_options.DEFAULT_PORT)
         assert where("--nnodes=2", "--rdzv-endpoint", "host:9", "--standalone") == ("127.0.0.1", 0)
 
-    def test_cores(self):
+    def test_cores_are_divided_among_ranks(self):
         assert launch_options.parse(["--nproc-per-node", "cpu", "x"]).nproc == launch_options.usable_cores()
         assert [ranks.cores_of(rank, 2, [0, 1, 2, 5, 6]) for rank in (0, 1)] == [[0, 1], [2, 5, 6]]
         assert [ranks.cores_of(rank, 3, [4, 7]) for rank in range(3)] == [[4], [7], [4]]
@@ -515,7 +515,7 @@ class TestPieces:
         assert out.count(b"x") == 40 * 65536
         assert max(map(len, out.split(b"\n"))) < 2 << 20
 
-    def test_last_traceback(self):
+    def test_last_traceback_is_found_with_its_chain(self):
         first = b'Traceback (most recent call last):\n  File "a"\nValueError: 1\n'
         second = b'Traceback (most recent call last):\n  File "b"\nTypeError: 2\n'
         chain = first + b"\nDuring handling of the above exception, another exception occurred:\n\n" + second
@@ -524,13 +524,13 @@ class TestPieces:
         many = b"".join(b"%d\n" % index for index in range(50))
         assert report.last_traceback(many) == many[-60:]
 
-    def test_consequence_of_another_failure(self):
+    def test_consequence_of_another_failure_is_recognised(self):
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\nmore\n"
         assert report.is_consequence(1, lost)
         assert not report.is_consequence(-9, lost)
         assert not report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
 
-    def test_consequence_of_a_rank_that_names_itself(self):
+    def test_prefix_of_a_rank_is_removed_from_its_traceback(self):
         """Tracebacks of ranks in a default world have this prefix. It must be stripped to find the
         lost rank."""
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\n"
@@ -538,7 +538,7 @@ class TestPieces:
         assert report.without_prefix(named, 12) == lost
         assert report.without_prefix(named, 1) == named
 
-    def test_malformed_report_of_another_launcher(self):
+    def test_malformed_report_of_another_launcher_is_rejected(self):
         with pytest.raises(ValueError, match="malformed failure report"):
             report.Failure.from_json(b"[1]")
 

@@ -54,7 +54,7 @@ def test_timeout_writes_dumps_of_all_ranks_and_names_the_missing(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["logs", "own"])
-def test_folder_of_dumps(tmp_path, how):
+def test_dumps_are_with_other_files_or_in_the_given_folder(tmp_path, how):
     """Dumps must be with the run's other files, or in the environment's folder."""
     temporary, wanted = tmp_path / "temporary", tmp_path / "wanted"
     temporary.mkdir()

@@ -87,7 +87,7 @@ def last(done):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_results_in_order_and_queues_as_arguments():
+def test_results_are_in_order_and_queues_may_be_arguments():
     (results, sizes, word, inner) = last(run(SCRIPT, "results"))
     assert results == [["ab", 3.0], ["abab", 3.0]]
     assert sizes == [200_000] * 2
@@ -137,7 +137,7 @@ def test_deadline_names_the_late_ranks():
     assert (kind, text) == ("DistTimeoutError", "spawn(): of 2 processes these did not end within the timeout of 1.0 s: [0, 1]")
 
 
-def test_context():
+def test_join_of_a_context_is_true_once_all_have_ended():
     assert last(run(SCRIPT, "context")) == [False, True, [False, False]]
 
 
@@ -170,7 +170,7 @@ def prompt(request, tmp_path):
     return request.param, lambda text: run("-c", text, env=env).stdout.splitlines()
 
 
-def test_functions_defined_at_a_prompt(prompt):
+def test_functions_defined_at_a_prompt_need_cloudpickle(prompt):
     """They are sent as globals of functions, with the classes defined at the prompt."""
     kind, typed = prompt
     [line] = typed(PROMPT)
@@ -180,7 +180,7 @@ def test_functions_defined_at_a_prompt(prompt):
         assert line == "[-103, -107]"
 
 
-def test_classes_defined_at_a_prompt(prompt):
+def test_classes_defined_at_a_prompt_need_cloudpickle(prompt):
     """They are sent back as results, in objects of groups, and as causes of failures."""
     kind, typed = prompt
     lines = typed(CLASSES)

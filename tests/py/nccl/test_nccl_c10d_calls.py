@@ -46,10 +46,10 @@ def test_table_names_existing_cases():
 
 
 @pytest.mark.parametrize("name", SAME + OWN)
-def test_among_two(two, name):
+def test_calls_are_right_among_two_ranks(two, name):
     two.run(name)
 
 
 @pytest.mark.parametrize("name", SAME + OWN)
-def test_among_four(four, name):
+def test_calls_are_right_among_four_ranks(four, name):
     four.run(name)

@@ -48,7 +48,7 @@ def test_import_loads_no_library():
     assert "libnccl" not in maps and "libcuda" not in maps
 
 
-def test_missing_library(tmp_path):
+def test_missing_library_is_named(tmp_path):
     stubs = nccl_stubs.build()
     missing = tmp_path / "no" / "libnccl.so.2"
     why = run(WHY, {**stubs.environment(), "DLDIST_NCCL_LIBRARY": missing})
@@ -98,7 +98,7 @@ def test_loaded_copy_takes_precedence_over_a_wheel(tmp_path, mode):
     assert run(load + WHICH, environment).split() == [loaded, "2", "27", "3"]
 
 
-def test_file_that_is_no_library(tmp_path):
+def test_file_that_is_no_library_is_rejected(tmp_path):
     stubs = nccl_stubs.build()
     broken = tmp_path / "libnccl.so.2"
     broken.write_text("this is no library")
@@ -106,27 +106,27 @@ def test_file_that_is_no_library(tmp_path):
     assert str(broken) in why and ("invalid ELF" in why or "too short" in why)
 
 
-def test_library_that_is_not_nccl():
+def test_library_that_is_not_nccl_is_rejected():
     stubs = nccl_stubs.build()
     why = run(WHY, {**stubs.environment(), "DLDIST_NCCL_LIBRARY": stubs.cuda_path})
     assert stubs.cuda_path in why and "nccl" in why
 
 
-def test_missing_driver(tmp_path):
+def test_missing_driver_is_named(tmp_path):
     stubs = nccl_stubs.build()
     missing = tmp_path / "libcuda.so.1"
     why = run(WHY, {**stubs.environment(), "DLDIST_CUDA_LIBRARY": missing})
     assert str(missing) in why and "No such file" in why
 
 
-def test_missing_library_and_driver(tmp_path):
+def test_missing_library_and_driver_are_both_named(tmp_path):
     """The error must name both missing libraries, so that the user finds them together."""
     driver, library = tmp_path / "libcuda.so.1", tmp_path / "libnccl.so.2"
     why = run(WHY, {**nccl_stubs.build().environment(), "DLDIST_CUDA_LIBRARY": driver, "DLDIST_NCCL_LIBRARY": library})
     assert str(driver) in why and str(library) in why and why.count("No such file") == 2, why
 
 
-def test_machine_without_devices():
+def test_machine_without_devices_is_reported():
     stubs = nccl_stubs.build()
     assert "NO_DEVICE" in run(WHY, stubs.environment(devices=0))
 
@@ -144,7 +144,7 @@ dldist.destroy_process_group()
 
 
 @pytest.mark.parametrize("devices, config", [(1, "cpu:gloo,cuda:nccl"), (0, "cpu:gloo")])
-def test_default_backends(devices, config):
+def test_default_backends_depend_on_the_devices(devices, config):
     assert run(NO_BACKEND, nccl_stubs.build().environment(devices=devices)).split() == [config]
 
 
@@ -184,7 +184,7 @@ dldist.destroy_process_group()
 
 
 @pytest.mark.parametrize("version", ["2.18.1", "2.32.3"])
-def test_fields_by_version(version):
+def test_config_fields_depend_on_the_nccl_version(version):
     text = run(CONFIG, nccl_stubs.build(version).environment()).splitlines()
     assert "no 'unknown'" in text[0] and "min_ctas" in text[0]
     if version == "2.18.1":

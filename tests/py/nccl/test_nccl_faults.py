@@ -162,7 +162,7 @@ def test_error_handling_setting_ends_the_process(children, tmp_path, mode):
         assert os.path.exists(f"{tmp_path}/dump_{number}")
 
 
-def test_hung_watchdog(children, tmp_path):
+def test_hung_watchdog_ends_the_process_with_a_dump(children, tmp_path):
     ranks, store = start(children, workers.watchdog_hangs, tmp_path, DLDIST_HEARTBEAT_TIMEOUT_S="1")
     for number, rank in enumerate(ranks):
         assert rank.recv() < 1 + workers.SOON_S + workers.SLACK_S
@@ -170,7 +170,7 @@ def test_hung_watchdog(children, tmp_path):
         assert os.path.exists(f"{tmp_path}/dump_{number}")
 
 
-def test_unloaded_driver_at_exit(children, tmp_path):
+def test_exit_after_the_driver_is_unloaded_is_silent(children, tmp_path):
     """The process must exit without output, and in time."""
     ranks, store = start(children, workers.driver_is_unloaded, tmp_path)
     for rank in ranks:
@@ -181,7 +181,7 @@ def test_unloaded_driver_at_exit(children, tmp_path):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_timeout_of_wait(children, tmp_path, is_blocking):
+def test_wait_ends_after_its_timeout(children, tmp_path, is_blocking):
     ranks, store = start(children, workers.wait_times_out, tmp_path, DLDIST_NCCL_BLOCKING_WAIT="1" if is_blocking else "")
     for rank in ranks:
         rank.result()

@@ -27,33 +27,33 @@ def run(name, size, tmp_path, version=VERSION, env=None, devices=None, worker=nc
         children.close()
 
 
-def test_splits_of_a_bound_world(tmp_path):
+def test_bound_world_can_be_split(tmp_path):
     assert run("splits", 3, tmp_path)[0] == [NOTHING] * 3
 
 
-def test_meshes_of_a_bound_world(tmp_path):
+def test_bound_world_can_have_meshes(tmp_path):
     assert run("meshes", 4, tmp_path)[0] == [NOTHING] * 4
 
 
-def test_splits_of_an_unbound_world(tmp_path):
+def test_unbound_world_can_be_split(tmp_path):
     assert run("splits_of_unbound", 3, tmp_path)[0] == [NOTHING] * 3
 
 
 @pytest.mark.parametrize("how", ["default", "abort"])
-def test_shrinking(tmp_path, how):
+def test_world_can_be_shrunk(tmp_path, how):
     assert run("shrinks", 3, tmp_path, env={"SHRINK": how})[0] == [NOTHING, None, NOTHING]
 
 
 @pytest.mark.parametrize("version,grown", [("2.32.3", 1), ("2.27.3", 0)])
-def test_merging(tmp_path, version, grown):
+def test_world_can_be_grown(tmp_path, version, grown):
     assert run("grows", 3, tmp_path, version)[0] == [(grown, NOTHING)] * 3
 
 
-def test_repeated_init_and_destroy(tmp_path):
+def test_init_and_destroy_can_be_repeated(tmp_path):
     assert run("again_and_again", 2, tmp_path)[0] == [NOTHING] * 2
 
 
-def test_several_devices_of_one_process(tmp_path):
+def test_process_may_use_several_devices(tmp_path):
     assert run("several_devices", 2, tmp_path, devices=4)[0] == [NOTHING] * 2
 
 
@@ -68,7 +68,7 @@ def test_forked_child_gets_an_error(tmp_path):
         assert text.startswith("Dist") and "fork" in text
 
 
-def test_interrupted_calls(tmp_path):
+def test_calls_can_be_interrupted(tmp_path):
     assert run("interrupted", 2, tmp_path)[0] == ["done"] * 2
 
 
@@ -78,7 +78,7 @@ def test_first_call_can_be_interrupted(tmp_path):
     assert "was interrupted while NCCL connected the ranks" in text
 
 
-def test_names_of_the_process_group(tmp_path):
+def test_process_group_has_c10ds_names(tmp_path):
     # The abort of one rank at the end must not reach the other, which may still be running checks.
     assert run("surface", 2, tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})[0] == [NOTHING] * 2
 
@@ -86,7 +86,7 @@ def test_names_of_the_process_group(tmp_path):
 @pytest.mark.parametrize(
     "option, setting, blocks", [("", "", True), ("0", "", False), ("", "1", False)], ids=["neither", "option", "setting"]
 )
-def test_nonblocking_communicators(tmp_path, option, setting, blocks):
+def test_nonblocking_communicators_reject_estimates(tmp_path, option, setting, blocks):
     env = {"BLOCKING": option, "DLDIST_NCCL_NONBLOCKING": setting}
     for estimate, left in run("estimates_if_blocking", 2, tmp_path, env=env)[0]:
         assert estimate == 1.0 if blocks else "estimates need a blocking communicator" in estimate, estimate
@@ -94,11 +94,11 @@ def test_nonblocking_communicators(tmp_path, option, setting, blocks):
 
 
 @pytest.mark.parametrize("setting", ["1", "0"])
-def test_nan_check_by_setting(tmp_path, setting):
+def test_nan_is_rejected_only_if_the_setting_is_on(tmp_path, setting):
     for text, left in run("nan_check_by_setting", 2, tmp_path, env={"DLDIST_NCCL_NAN_CHECK": setting})[0]:
         assert "NaN" in text if setting == "1" else text == "", text
         assert left == NOTHING
 
 
-def test_premul_by_a_tensor(tmp_path):
+def test_premul_sum_accepts_a_tensor(tmp_path):
     assert run("premul_by_a_tensor", 2, tmp_path)[0] == [NOTHING] * 2

@@ -17,7 +17,7 @@ def run(name, tmp_path, size=2, **options):
 @pytest.mark.parametrize(
     "name", ["waits_without_the_other_rank", "timing_from_now_on", "completion_hook_with_timing", "completion_hook_without_timing"]
 )
-def test_members_of_works(tmp_path, name):
+def test_works_wait_have_times_and_call_completion_hooks(tmp_path, name):
     assert run(name, tmp_path) == [NOTHING] * 2
 
 
@@ -38,7 +38,7 @@ def test_all_ranks_encrypt_with_one_key(tmp_path, monkeypatch):
         ("encrypts_with_another_secret", r"rank 1 \(.*\) encrypts with another key", "DLDIST_SECRET"),
     ],
 )
-def test_ranks_that_disagree_on_encryption(tmp_path, monkeypatch, name, rank_pattern, setting):
+def test_ranks_that_disagree_on_encryption_fail(tmp_path, monkeypatch, name, rank_pattern, setting):
     monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
     for text in run(name, tmp_path, env=ENCRYPTED):
         assert re.search(rf"rank 0 \(.*\) encrypts NCCL's connections, and {rank_pattern}.*{setting}\?", text), text
@@ -89,7 +89,7 @@ THIRD = ["comm_hash", "gin_min_stride", "gin_connection_type", "cft_support", "c
 
 @pytest.mark.parametrize("version, names", [("2.29.2", FIRST), ("2.29.7", FIRST + SECOND), ("2.32.3", FIRST + SECOND + THIRD)])
 @pytest.mark.filterwarnings("ignore:this group does not know its device")
-def test_properties(tmp_path, version, names):
+def test_properties_depend_on_the_nccl_version(tmp_path, version, names):
     assert run("properties", tmp_path, version=version) == [names] * 2
 
 
@@ -98,7 +98,7 @@ def test_properties_need_a_newer_nccl(tmp_path):
         assert text.startswith("ncclCommQueryProperties needs NCCL 2.29.2 or newer, this is 2.27.3 ("), text
 
 
-def test_changing_memory_pools(tmp_path):
+def test_memory_pools_may_change(tmp_path):
     assert run("pools", tmp_path) == [NOTHING] * 2
 
 

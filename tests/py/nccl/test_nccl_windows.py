@@ -46,17 +46,17 @@ def check(name, size, tmp_path, version=VERSION, **options):
 
 
 @pytest.mark.parametrize("version,size,options", [("2.29.2", 2, {}), ("2.30.7", 3, NONBLOCKING), (VERSION, 3, {}), (VERSION, 1, {})])
-def test_all_dtypes(tmp_path, version, size, options):
+def test_windows_may_have_every_dtype(tmp_path, version, size, options):
     check("all_dtypes", size, tmp_path, version, **options)
 
 
 @pytest.mark.parametrize("name", ["parts_and_offsets", "a_ring_in_order", "signals_are_counted", "a_batch", "graphs"])
 @pytest.mark.parametrize("version,options", [("2.29.7", NONBLOCKING), (VERSION, {})])
-def test_order_of_operations(tmp_path, name, version, options):
+def test_window_operations_run_in_order(tmp_path, name, version, options):
     check(name, 3 if name != "graphs" else 2, tmp_path, version, **options)
 
 
-def test_put_without_a_wait(tmp_path):
+def test_put_needs_no_wait(tmp_path):
     check("put_without_a_wait", 2, tmp_path)
 
 
@@ -69,7 +69,7 @@ def test_close_waits_for_other_ranks(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["channels_are_separate", "signal_follows_puts_of_other_channels"])
-def test_channels(tmp_path, name):
+def test_channels_are_separate_and_signals_follow_puts(tmp_path, name):
     check(name, 2, tmp_path, "2.31.2", config={"num_rma_sig": 3})
 
 
@@ -79,11 +79,11 @@ def test_group_stays_usable(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["time_outs", "an_abort_ends_a_wait", "nccl_fails", "registering_hangs"])
-def test_failure_of_the_group(tmp_path, name):
+def test_failed_window_operation_fails_the_group(tmp_path, name):
     check(name, 2, tmp_path)
 
 
-def test_missing_rank(tmp_path):
+def test_missing_rank_is_an_error(tmp_path):
     check("a_rank_does_not_come", 2, tmp_path)
 
 
@@ -97,7 +97,7 @@ def test_dead_peer_is_an_error(tmp_path):
         del store
 
 
-def test_nan_check(tmp_path):
+def test_nan_check_rejects_nan_in_puts(tmp_path):
     check("nan", 2, tmp_path, is_nan_check=True)
 
 
@@ -106,7 +106,7 @@ def test_old_nccl_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("version,reply", [(VERSION, "done"), ("2.29.2", "done"), ("2.28.7", "too old")])
-def test_windows_of_c10d(tmp_path, version, reply):
+def test_windows_work_by_c10ds_names_if_nccl_supports_them(tmp_path, version, reply):
     assert run("windows_of_c10d", 2, tmp_path, version) == [reply] * 2
 
 
@@ -149,7 +149,7 @@ def entries_of(folder, rank):
 # ---- the allocator, in a separate process
 
 
-def test_memory_allocator(tmp_path):
+def test_memory_allocator_needs_nccl_2_19(tmp_path):
     with contextlib.closing(procs.Group()) as children:
         assert children.start(nccl_window_workers.allocator_in_c, VERSION, nccl_stubs.build(VERSION).environment(folder=tmp_path)).result(60.0) == 0
         old = children.start(nccl_window_workers.allocator_in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)

@@ -94,7 +94,7 @@ def name(layout):
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name)
-def test_every_collective(team, layout, algorithm):
+def test_every_collective_is_right_between_hosts(team, layout, algorithm):
     ranks_team = team(layout, "every_collective", env={"DLDIST_ALGORITHM": algorithm})
     for rank, members in enumerate(ranks_team.results(80)):
         assert [host for host, _, _ in members] == [ranks_team.hosts.name(host) for host in layout]
@@ -109,7 +109,7 @@ def test_every_collective(team, layout, algorithm):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
-def test_large_blocks(team, layout):
+def test_large_blocks_are_right(team, layout):
     team(layout, "large_blocks", [100_000, 1_500_000]).results(80)
 
 
@@ -117,7 +117,7 @@ def test_large_blocks(team, layout):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat", "reduce=direct"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2), TWO_BY_TWO], ids=name)
-def test_close_after_the_last_call(team, layout, algorithm):
+def test_rank_may_close_after_its_last_call(team, layout, algorithm):
     team(layout, "leave_after_the_last_call", 60, env={"DLDIST_ALGORITHM": algorithm}).results(50)
 
 
@@ -175,7 +175,7 @@ def expected_sum(code, count, order):
         (TWO_BY_TWO, "flat,all_reduce=exchange,reduce=direct", [[0, 1, 2, 3]]),
     ],
 )
-def test_order_of_floats(team, layout, algorithm, order):
+def test_floats_are_summed_in_the_expected_order(team, layout, algorithm, order):
     ranks_team = team(layout, "float_bits", FLOAT_COUNTS, ["f", "d", "bf16"], env={"DLDIST_ALGORITHM": algorithm})
     results = ranks_team.results(60)
     assert all(result == results[0] for result in results)
@@ -217,7 +217,7 @@ def test_every_byte_is_sent_once(team, layout):
 
 
 @pytest.mark.deadline(60)
-def test_interfaces_by_name(procs, hosts):
+def test_interfaces_are_chosen_by_name(procs, hosts):
     two = hosts(2)
     for host in range(2):
         # Both hosts have the same address, like container bridges.
@@ -253,7 +253,7 @@ def test_unconnected_interface_is_an_error_before_the_deadline(procs, hosts):
 
 
 @pytest.mark.deadline(60)
-def test_range_of_ports(team):
+def test_listening_ports_are_in_the_given_range(team):
     ranks_team = team((0, 1, 1, 0), "listening", env={"DLDIST_PORT_RANGE": "40100-40109"})
     for found, _members in ranks_team.results():
         ports = [port for _, port in found if port != ranks_team.port]
@@ -332,7 +332,7 @@ def test_path_between_other_ranks_that_drops_large_packets_is_named(procs, hosts
 
 
 @pytest.mark.deadline(60)
-def test_lost_large_message(procs, hosts):
+def test_lost_large_message_blames_the_path(procs, hosts):
     two = hosts(2)
     two.swallow_large(1)
     ranks_team = Team(procs, two, (0, 1), "large_message", 1_000_000, 3.0)
@@ -343,7 +343,7 @@ def test_lost_large_message(procs, hosts):
 
 
 @pytest.mark.deadline(60)
-def test_downed_interface(team):
+def test_downed_interface_is_an_error_on_all_ranks(team):
     ranks_team = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
     ranks_team.recv()
     ranks_team.recv()
@@ -357,7 +357,7 @@ def test_downed_interface(team):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
-def test_cable_that_is_restored_before_the_deadline(team, seconds):
+def test_cable_may_be_restored_before_the_deadline(team, seconds):
     ranks_team = team(TWO_BY_TWO, "call_during_cut", 20.0)
     ranks_team.recv()
     ranks_team.hosts.cut(0)
@@ -374,7 +374,7 @@ def test_cable_that_is_restored_before_the_deadline(team, seconds):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 2)], ids=name)
-def test_killed_process_on_another_host(team, layout, algorithm):
+def test_killed_process_on_another_host_is_named(team, layout, algorithm):
     ranks_team = team(layout, "all_reduce_until_error", 15.0, env={"DLDIST_ALGORITHM": algorithm})
     pid = ranks_team.recv()[-1]["pid"]
     ranks_team.recv()
@@ -391,7 +391,7 @@ def test_killed_process_on_another_host(team, layout, algorithm):
 
 
 @pytest.mark.deadline(60)
-def test_death_while_all_are_idle(team):
+def test_death_while_all_are_idle_is_named_by_the_next_call(team):
     ranks_team = team(TWO_BY_TWO, "idle_then_barrier", 15.0)
     pid = ranks_team.recv()[3]["pid"]
     ranks_team.children[3].kill()
@@ -408,7 +408,7 @@ def test_death_while_all_are_idle(team):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2, 3, 4), (0, 0, 1)], ids=name)
-def test_death_before_the_first_message(team, layout):
+def test_death_before_the_first_message_is_named(team, layout):
     ranks_team = team(layout, "message_to_the_last", 15.0)
     pid = ranks_team.recv()[-1]["pid"]
     ranks_team.children[-1].kill()
@@ -442,13 +442,13 @@ def test_monitored_barrier_names_the_unreachable_ranks(team):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
-def test_symmetric_memory(team, layout):
+def test_symmetric_memory_is_shared_with_ranks_of_the_same_host(team, layout):
     for rank, seen in enumerate(team(layout, "one_sided").results(50)):
         assert seen == [other for other in range(len(layout)) if layout[other] == layout[rank]]
 
 
 @pytest.mark.deadline(60)
-def test_windows(team):
+def test_windows_are_unified_only_with_the_own_rank(team):
     unified, separate = 0, 1
     for rank, kinds in enumerate(team(TWO_BY_TWO, "one_sided_windows").results(50)):
         assert kinds == [unified if other == rank else separate for other in range(4)]

@@ -68,12 +68,12 @@ def check_training(lines, size):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
-def test_training(example):
+def test_training_example_runs(example):
     check_training(lines_of(start(example)), 2)
 
 
 @pytest.mark.deadline(90)
-def test_training_under_a_launcher():
+def test_training_example_runs_under_a_launcher():
     check_training(launch("train_numpy.py", 3), 3)
 
 
@@ -104,11 +104,11 @@ def check_parameter_server(lines, workers):
         assert float(found[2]) < 0.01 < float(found[1])
 
 
-def test_parameter_server():
+def test_parameter_server_example_runs():
     check_parameter_server(lines_of(start("parameter_server.py")), 2)
 
 
-def test_parameter_server_under_a_launcher():
+def test_parameter_server_example_runs_under_a_launcher():
     check_parameter_server(launch("parameter_server.py", 2), 1)
 
 
@@ -118,10 +118,10 @@ def check_push_weights(lines, size):
 
 
 @pytest.mark.deadline(90)
-def test_push_weights():
+def test_push_weights_example_runs():
     check_push_weights(lines_of(start("push_weights.py")), 5)
 
 
 @pytest.mark.deadline(90)
-def test_push_weights_under_a_launcher():
+def test_push_weights_example_runs_under_a_launcher():
     check_push_weights(launch("push_weights.py", 4), 4)

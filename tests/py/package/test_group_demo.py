@@ -8,7 +8,7 @@ import pytest
 from paths import EXAMPLES, ROOT
 
 
-def test_collectives_demo():
+def test_collectives_demo_prints_its_results():
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "collectives_demo.py")], capture_output=True, text=True, timeout=25
     )
@@ -19,7 +19,7 @@ def test_collectives_demo():
     assert "rank 1: received 'hello' from rank 0" in done.stdout
 
 
-def test_readme(tmp_path):
+def test_readme_program_runs_as_described(tmp_path):
     """hello.py must run as the README starts it."""
     pytest.importorskip("numpy")
     text = (ROOT / "README.md").read_text(encoding="utf-8")

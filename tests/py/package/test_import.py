@@ -26,7 +26,7 @@ def run(code, **environment):
     return done.stdout
 
 
-def test_without_torch_and_numpy():
+def test_stores_work_without_torch_and_numpy():
     """Stores must work if neither can be imported."""
     out = run(
         """
@@ -147,7 +147,7 @@ def spend(code, cache):
 
 
 @pytest.mark.deadline(120)
-def test_import_time(tmp_path):
+def test_import_time_is_within_a_limit_relative_to_asyncio(tmp_path):
     """Compare medians of interleaved runs, minus the bare interpreter's. Retried in case the
     machine was busy."""
     programs = {"bare": "pass", "dldist": "import dldist", "asyncio": "import asyncio"}
@@ -165,7 +165,7 @@ def test_import_time(tmp_path):
     assert dldist_time - bare < ALLOWED * (asyncio_time - bare)
 
 
-def test_reload_of_the_module():
+def test_reload_keeps_existing_objects_usable():
     """A reload must neither crash nor break existing objects."""
     run(
         """
@@ -188,7 +188,7 @@ def test_reload_of_the_module():
     )
 
 
-def test_exit_with_everything_open(tmp_path):
+def test_exit_with_everything_open_is_silent(tmp_path):
     """The interpreter must exit immediately and without output, with servers running and threads
     blocked in calls."""
     start = time.monotonic()

@@ -53,7 +53,7 @@ def test_operation_is_named_in_few_files():
     assert len(named) <= 7, named
 
 
-def test_binding_of_arguments():
+def test_arguments_are_bound_as_in_python():
     reduce = OPERATIONS["reduce"]
     assert reduce.bind(("x",), {"op": "max"}) == ["x", None, "max"]
     for args, named, text in (

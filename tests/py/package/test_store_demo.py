@@ -8,7 +8,7 @@ from paths import EXAMPLES
 DEMO = EXAMPLES / "store_demo.py"
 
 
-def test_store_demo():
+def test_store_demo_prints_its_results():
     done = subprocess.run([sys.executable, str(DEMO)], capture_output=True, text=True, timeout=25)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

@@ -40,7 +40,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_bases_of_exceptions(name):
+def test_exceptions_have_the_listed_bases(name):
     error = getattr(dldist, name)
     assert error.__module__ == "dldist"
     for base in ERRORS[name]:
@@ -68,7 +68,7 @@ def test_dir_shows_public_names_only():
     assert functional == dldist.functional.__all__
 
 
-def test_isinstance_of_tensor():
+def test_arrays_are_instances_of_tensor():
     """Arrays must be objects that export DLPack or a buffer, on every Python."""
     with dldist.World() as world:
         arrays = [array("i", [1]), bytearray(1), memoryview(b"1"), (ctypes.c_int * 2)(), world.empty(1)]
@@ -77,7 +77,7 @@ def test_isinstance_of_tensor():
 
 
 @pytest.mark.parametrize("kind", STORE_KINDS)
-def test_methods(kind):
+def test_methods_are_documented(kind):
     for name in METHODS:
         method = getattr(getattr(dldist, kind), name)
         assert callable(method)
@@ -89,7 +89,7 @@ def test_methods(kind):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", STORE_KINDS)
-def test_names_of_torch(kind):
+def test_torchs_names_exist(kind):
     import torch.distributed
 
     torch_class = getattr(torch.distributed, kind)
@@ -103,7 +103,7 @@ def test_names_of_torch(kind):
     assert not missing, "new in torch: add them, or say in NOT_IN_DLDIST why not"
 
 
-def test_tcp_store_signature():
+def test_tcp_store_has_c10ds_signature():
     """The signature must have c10d's order, names and defaults, and dldist's arguments after them,
     by keyword."""
     names = [p.name for p in parameters(dldist.TCPStore)]
@@ -168,7 +168,7 @@ def test_stub_has_all_names():
 
 
 @pytest.mark.parametrize("kind", STORE_KINDS)
-def test_stub_signatures(kind):
+def test_stub_has_the_signatures_of_the_runtime(kind):
     methods = stub_functions(stub_classes()[kind].body)
     runtime = getattr(_core, kind)
     assert methods or kind != "Store"
@@ -281,7 +281,7 @@ def test_exceptions_can_be_pickled():
 
 @needs_statuses
 @pytest.mark.parametrize("code", [-1, 10**6])
-def test_status_out_of_range(code):
+def test_status_out_of_range_raises(code):
     with pytest.raises(Exception) as raised:
         _core._raise_status(code)
     assert not isinstance(raised.value, SystemError)

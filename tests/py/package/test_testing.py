@@ -93,20 +93,20 @@ def raises_an_unpicklable_exception():
 
 
 class TestRunRanks:
-    def test_results_by_rank_and_output(self, capsys):
+    def test_results_are_by_rank_and_output_has_prefixes(self, capsys):
         results = run_ranks(pids_and, 2, "word", init=False, env={"EXTRA": "more"})
         assert [(result[0], result[1], *result[3:]) for result in results] == [(r, 2, "word", "more") for r in (0, 1)]
         assert len({os.getpid(), results[0][2], results[1][2]}) == 3
         assert capsys.readouterr().out.splitlines() == ["[rank0]: printed by 0", "[rank1]: printed by 1"]
 
-    def test_inner_functions(self):
+    def test_inner_functions_can_run(self):
         base = 10
         assert run_ranks(lambda more: base + more + int(os.environ["RANK"]), 2, 5, init=False) == [15, 16]
 
-    def test_any_callable(self):
+    def test_any_callable_can_run(self):
         assert run_ranks(functools.partial(os.path.join, "a"), 1, "b", init=False) == ["a/b"]
 
-    def test_script(self, tmp_path):
+    def test_functions_of_a_script_can_run(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(
             "from dldist.testing import run_ranks\n"
@@ -118,7 +118,7 @@ class TestRunRanks:
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20)
         assert done.stdout == "[7] [8]\n", done.stderr
 
-    def test_default_world(self):
+    def test_ranks_have_a_default_world(self):
         assert run_ranks(world_size, 2) == [2, 2]
 
     def test_same_exception_everywhere_keeps_its_type(self, monkeypatch):
@@ -152,7 +152,7 @@ class TestRunRanks:
         assert "in one_hangs" in str(caught.value)
         assert "rank 0 ----" not in str(caught.value)
 
-    def test_silent_exit(self):
+    def test_silent_exit_is_a_failure(self):
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_exits, 2, init=False)
 
@@ -160,7 +160,7 @@ class TestRunRanks:
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_dies_and_leaves_a_child, 2, init=False, timeout=6.0)
 
-    def test_rank_that_fails_to_start(self):
+    def test_rank_that_fails_to_start_is_a_failure(self):
         with pytest.raises(RanksFailed, match="(?s)ended without a result: exit code 1.*No module named 'encodings'"):
             run_ranks(len, 1, bytes(1 << 22), init=False, env={"PYTHONHOME": "/nowhere"})
 
@@ -173,7 +173,7 @@ class TestRunRanks:
         with pytest.raises(RanksFailed, match="KeyboardInterrupt"):
             run_ranks(interrupts, 1, init=False)
 
-    def test_exception_that_cannot_be_pickled(self):
+    def test_exception_that_cannot_be_pickled_is_a_failure(self):
         with pytest.raises(RanksFailed, match="NotPickled: 1"):
             run_ranks(raises_an_unpicklable_exception, 1, init=False)
 
@@ -216,14 +216,14 @@ def world_size():
 
 
 @distributed(nranks=2, init=False)
-def test_a_function_on_ranks():
+def test_function_runs_on_ranks():
     with own_group() as group:
         assert group.size == 2
 
 
 @pytest.mark.parametrize("word", ["a", "b"])
 @distributed(nranks=2, init=False)
-def test_parameters_and_fixtures(word, tmp_path):
+def test_ranks_get_parameters_and_fixtures(word, tmp_path):
     assert word in "ab"
     (tmp_path / os.environ["RANK"]).write_text(word)
     with own_group() as group:
@@ -235,13 +235,13 @@ class TestMethods:
     VALUE = 3
 
     @distributed(nranks=2, init=False)
-    def test_method(self):
+    def test_method_runs_on_ranks(self):
         assert type(self).VALUE == 3
         assert os.environ["WORLD_SIZE"] == "2"
 
     class TestInner:
         @distributed(nranks=1, init=False)
-        def test_method(self, tmp_path):
+        def test_method_runs_on_ranks(self, tmp_path):
             assert tmp_path.is_dir() and type(self).__qualname__ == "TestMethods.TestInner"
 
 
@@ -250,7 +250,7 @@ class TestOfUnittest(unittest.TestCase):
         self.rank = os.environ.get("RANK")
 
     @distributed(nranks=2, init=False)
-    def test_method(self):
+    def test_method_runs_on_ranks(self):
         self.assertEqual(self.rank, os.environ["RANK"])
 
 
@@ -264,7 +264,7 @@ class Skips(unittest.TestCase):
         time.sleep(60)
 
 
-def test_skip_of_unittest(monkeypatch):
+def test_skip_of_one_rank_skips_a_unittest(monkeypatch):
     monkeypatch.setattr("dldist.testing._GRACE_S", 0.1)
     result = unittest.TestResult()
     Skips("test_skip").run(result)
@@ -274,14 +274,14 @@ def test_skip_of_unittest(monkeypatch):
 
 class TestThreads:
     @threads(3)
-    def test_ranks_in_one_process(self, group, tmp_path):
+    def test_ranks_run_in_one_process(self, group, tmp_path):
         assert tmp_path.is_dir()
         values = memoryview(bytearray(4)).cast("i")
         values[0] = group.rank + 1
         group.all_reduce(values)
         assert values[0] == 6
 
-    def test_results_and_failures(self):
+    def test_threads_return_results_and_raise_failures(self):
         @threads(2, timeout=10)
         def ranks(group, base):
             if base < 0 and group.rank == 1:

@@ -44,7 +44,7 @@ def test_public_objects_have_hints(name):
     assert wrong == []
 
 
-def test_hints_of_parameters():
+def test_hints_of_parameters_can_be_evaluated():
     import dldist
 
     hints = typing.get_type_hints(dldist.all_reduce)

@@ -94,7 +94,7 @@ STRICT = "--strict --follow-imports=silent --python-version 3.11".split()
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_programs_by_mypy(tmp_path):
+def test_programs_pass_strict_mypy(tmp_path):
     """The programs must pass mypy's strict rules, which the package itself does not follow."""
     run("mypy", *STRICT, *programs("numpy"), cwd=tmp_path)
     wrong = check("mypy", *STRICT, str(PROGRAMS / "wrong.py"), cwd=tmp_path)
@@ -105,7 +105,7 @@ def test_programs_by_mypy(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="basedpyright is not installed")
 @pytest.mark.deadline(LIMIT_S)
 @pytest.mark.parametrize("version", ["3.11", "3.13"])
-def test_programs_by_pyright(tmp_path, version):
+def test_programs_pass_strict_pyright(tmp_path, version):
     paths = programs("numpy", "torch", "jax")
     settings = {
         "typeCheckingMode": "strict",

@@ -50,7 +50,7 @@ def test_timeout_names_the_late_rank(run):
     assert names(report, "dldist.DistTimeoutError", "builtins.TimeoutError", "torch.DistBackendError")
 
 
-def test_timeout_of_a_group(run):
+def test_timeout_of_a_group_names_the_late_rank(run):
     first, second = run(workers.groups_timeout)
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
@@ -80,11 +80,11 @@ def test_abort_ends_pending_calls(run):
     second.send("end")
 
 
-def test_repeated_init_and_destroy(run):
+def test_init_and_destroy_can_be_repeated(run):
     assert [child.result(START_S) for child in run(workers.init_again)] == [[2.0] * 3] * 2
 
 
-def test_debug_level_detail(run):
+def test_calls_work_with_debug_level_detail(run):
     environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     assert [child.result(START_S) for child in run(workers.debugged, env=environment)] == [4.0] * 2
 
@@ -96,6 +96,6 @@ def test_other_devices_have_their_own_backends(run):
 
 
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_another_backend_for_the_cpu(run, way):
+def test_cpu_may_use_another_backend(run, way):
     environment = {"DLDIST_TORCH_BACKEND": way}
     assert [child.result(START_S) for child in run(workers.gloo_for_the_cpu, env=environment)] == [(2.0, "gloo")] * 2

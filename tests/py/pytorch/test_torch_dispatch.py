@@ -23,5 +23,5 @@ def team(request):
 
 
 @pytest.mark.parametrize("name", names_of_cases())
-def test_among_two(team, name):
+def test_dispatched_calls_are_right_among_two_ranks(team, name):
     team.run(name)

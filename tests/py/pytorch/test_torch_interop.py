@@ -49,7 +49,7 @@ def client(torch_dist, server):
     return torch_client(torch_dist, server.port)
 
 
-def test_torch_client_values(client, server):
+def test_torch_client_exchanges_values_with_the_server(client, server):
     client.set("a", "1")
     assert server.get("a") == b"1"
     server.set("b", ALL_BYTES)
@@ -64,7 +64,7 @@ def test_torch_client_values(client, server):
     assert client.num_keys() == server.num_keys() == 5
 
 
-def test_torch_client_many_sets_in_one_flush(client, server):
+def test_torch_client_may_send_many_sets_in_one_flush(client, server):
     for index in range(2000):
         client.set(f"k{index}", str(index))
     assert client.add("n", 1) == 1
@@ -72,7 +72,7 @@ def test_torch_client_many_sets_in_one_flush(client, server):
     assert server.num_keys() == 2001
 
 
-def test_torch_client_add_and_compare_set(client, server):
+def test_torch_client_can_add_and_compare_set(client, server):
     assert client.add("n", 40) == 40
     assert server.add("n", 2) == 42
     assert client.add("n", -50) == -8
@@ -83,7 +83,7 @@ def test_torch_client_add_and_compare_set(client, server):
     assert client.compare_set("c", "wrong", "x") == b"newer"
 
 
-def test_torch_client_check_delete(client, server):
+def test_torch_client_can_check_and_delete_keys(client, server):
     assert client.check(["x"]) is False
     server.set("x", "1")
     assert client.check(["x"]) is True
@@ -93,7 +93,7 @@ def test_torch_client_check_delete(client, server):
     assert server.check(["x"]) is False
 
 
-def test_torch_client_append_and_multi(client, server):
+def test_torch_client_can_append_and_set_several_keys(client, server):
     assert client.has_extended_api() is True
     client.append("log", "one ")
     client.append("log", "two")
@@ -104,7 +104,7 @@ def test_torch_client_append_and_multi(client, server):
     assert server.multi_get(["a", "b"]) == [b"1", b"2"]
 
 
-def test_torch_client_wait(client, server):
+def test_torch_client_wait_ends_when_all_keys_exist(client, server):
     thread = threading.Thread(target=lambda: client.wait(["late", "later"], LONG))
     thread.start()
     server.set("later", "1")
@@ -125,7 +125,7 @@ def test_torch_client_continues_after_a_timeout_of_wait(torch_dist, client, serv
     assert client.num_keys() == 2
 
 
-def test_torch_client_wait_cancelled_while_the_key_arrives(torch_dist, client, server):
+def test_torch_client_stays_synchronised_if_wait_is_cancelled_late(torch_dist, client, server):
     """CANCEL_WAIT and the response cross: in either order the connection must stay synchronised."""
     for index in range(30):
         setter = threading.Timer(0.02, lambda: server.set(f"k{index}", str(index)))
@@ -139,7 +139,7 @@ def test_torch_client_wait_cancelled_while_the_key_arrives(torch_dist, client, s
         assert client.get(f"k{index}") == str(index).encode()
 
 
-def test_torch_client_queue(torch_dist, client, server):
+def test_torch_client_and_server_share_queues(torch_dist, client, server):
     if not has(torch_dist, "queue_push"):
         pytest.skip("this torch has no queues")
     client.queue_push("q", "1")
@@ -155,7 +155,7 @@ def test_torch_client_queue(torch_dist, client, server):
     assert server.queue_pop("q") == b"3"
 
 
-def test_two_torch_clients_race_on_one_queue(torch_dist, server):
+def test_two_torch_clients_on_one_queue_get_each_item_once(torch_dist, server):
     if not has(torch_dist, "queue_push"):
         pytest.skip("this torch has no queues")
     got = []
@@ -195,7 +195,7 @@ def test_torch_client_queue_pop_times_out(torch_dist, server):
     assert client.queue_pop("q") == b"x"
 
 
-def test_torch_client_list_keys(torch_dist, client, server):
+def test_torch_client_lists_the_keys_of_all_clients(torch_dist, client, server):
     if not has(torch_dist, "list_keys"):
         pytest.skip("this torch has no list_keys")
     server.set("a/b", "1")
@@ -204,7 +204,7 @@ def test_torch_client_list_keys(torch_dist, client, server):
     assert sorted(client.list_keys()) == ["a/b", "c"]
 
 
-def test_torch_client_barrier(torch_dist, client, server):
+def test_torch_client_barrier_waits_for_the_other_rank(torch_dist, client, server):
     if not has(torch_dist, "barrier"):
         pytest.skip("this torch has no barrier")
     thread = threading.Thread(target=lambda: client.barrier("b", 2, LONG))
@@ -217,7 +217,7 @@ def test_torch_client_barrier(torch_dist, client, server):
     assert client.add("n", 1) == 1
 
 
-def test_torch_client_clone(client, server):
+def test_clone_of_a_torch_client_outlives_the_client(client, server):
     twin = client.clone()
     thread = threading.Thread(target=lambda: client.wait(["late"], LONG))  # noqa: F821  deleted below
     thread.start()
@@ -252,7 +252,7 @@ def test_torch_workers_join_a_dldist_master(torch_dist):
     assert with_port["store"].get("a") == b"1"
 
 
-def test_torch_client_dies_while_parked(torch_dist, server, procs):
+def test_item_for_a_dead_torch_client_reaches_another(torch_dist, server, procs):
     """The item that it waited for must reach another client."""
     child = procs.start(workers.torch_popper, server.port)
     child.recv(60)
@@ -282,7 +282,7 @@ def dldist_client(server, timeout=LONG):
     return dldist.TCPStore(LOOPBACK, server.port, timeout=timeout)
 
 
-def test_dldist_client_operations(torch_server):
+def test_dldist_client_operations_work_on_torchs_server(torch_server):
     client = dldist_client(torch_server)
     client.set("a", ALL_BYTES)
     assert torch_server.get("a") == ALL_BYTES
@@ -329,7 +329,7 @@ def test_dldist_client_blocked_call_delays_no_other(torch_server):
         assert not thread.is_alive()
 
 
-def test_dldist_client_add_to_text(torch_server):
+def test_dldist_client_add_to_text_is_an_error(torch_server):
     """When torch's server drops the connection, the error must say so, and the client reconnect or
     report why it cannot."""
     client = dldist_client(torch_server)
@@ -348,7 +348,7 @@ def call_or_name(call):
 
 
 @pytest.mark.parametrize("name", ["queue_push", "queue_pop", "queue_pop_now", "queue_len", "list_keys", "barrier"])
-def test_dldist_client_calls_missing_in_the_plain_backend(torch_dist, torch_server, name):
+def test_dldist_client_reports_calls_missing_in_the_plain_backend(torch_dist, torch_server, name):
     if torch_server.libuvBackend:
         pytest.skip("the libuv backend answers these")
     client = dldist_client(torch_server, timedelta(seconds=5))
@@ -379,7 +379,7 @@ def test_dldist_client_calls_missing_in_the_plain_backend(torch_dist, torch_serv
     assert client.get("before") == b"1"
 
 
-def test_dldist_client_queue_list_barrier_on_libuv(torch_dist, torch_server):
+def test_dldist_client_can_use_queues_and_barriers_on_libuv(torch_dist, torch_server):
     if not torch_server.libuvBackend:
         pytest.skip("the plain backend has no queues")
     client, other = dldist_client(torch_server), dldist_client(torch_server)
@@ -419,7 +419,7 @@ def test_prefixes_of_both_clients_match(torch_dist, server):
     assert sorted(dldist_prefix.list_keys()) == ["j", "k", "n"]
 
 
-def test_dldist_prefix_on_torchs_server(torch_dist, torch_server):
+def test_prefixes_of_dldist_and_torch_match_on_torchs_server(torch_dist, torch_server):
     dldist_prefix = dldist.PrefixStore("p", dldist_client(torch_server))
     torch_prefix = torch_dist.PrefixStore("p", torch_server)
     dldist_prefix.set("k", "1")
@@ -429,7 +429,7 @@ def test_dldist_prefix_on_torchs_server(torch_dist, torch_server):
 
 
 @pytest.mark.deadline(90)
-def test_torch_process_group_over_a_dldist_server(torch_dist, server, procs):
+def test_torch_process_group_works_over_a_dldist_server(torch_dist, server, procs):
     """torch's init_process_group must find its peers through a dldist server."""
     children = [procs.start(workers.torch_all_reduce, server.port, rank, 2) for rank in range(2)]
     assert [child.result(60) for child in children] == [3.0, 3.0]
@@ -437,7 +437,7 @@ def test_torch_process_group_over_a_dldist_server(torch_dist, server, procs):
 
 
 @pytest.mark.deadline(120)
-def test_under_torchrun(torch_dist, tmp_path):
+def test_dldist_client_works_in_a_torchrun_job(torch_dist, tmp_path):
     """dldist clients must work in a torchrun job, with the agent's server."""
     script = tmp_path / "job.py"
     script.write_text(

@@ -97,7 +97,7 @@ def test_first_group_imports_few_modules(library, name, tmp_path):
         assert len(beyond) <= FIRST_GROUP_MODULES, sorted(beyond)
 
 
-def test_without_a_compiler(environment):
+def test_groups_are_made_in_python_without_a_compiler(environment):
     done = run(environment, CXX="/nonexistent/c++")
     assert done.returncode == 0 and "are made in Python: no C++ compiler: expected" in done.stdout
     assert "use the slower backend in Python" in done.stderr
@@ -227,7 +227,7 @@ assert len(raised) == 1 and raised[0].exc_type is RuntimeError, raised
 @pytest.mark.parametrize(
     "case", [NO_THREAD, REPEATED_WAIT, FUTURE_WITH_A_VALUE], ids=["no_thread", "waited_for_again", "a_future_that_has_a_value"]
 )
-def test_failing_futures(library, case):
+def test_failing_futures_do_not_crash_the_process(library, case):
     environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND="c++")
     done = subprocess.run(
         [sys.executable, "-c", TWO_RANKS + case], env=environment, capture_output=True, text=True, timeout=100, check=False
@@ -273,12 +273,12 @@ def state_after(environment, program):
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_user_without_a_home(environment):
+def test_groups_are_made_in_python_for_a_user_without_a_home(environment):
     done = state_after(environment, NO_HOME)
     assert "are made in Python: no folder for the compiled library" in done.stdout, done.stderr
 
 
-def test_unwritable_folder(environment, library):
+def test_groups_are_made_in_python_if_the_folder_is_unwritable(environment, library):
     folder = pathlib.Path(environment["XDG_CACHE_HOME"]) / "dldist" / library.parent.name
     # a folder where the lock file would be: permissions do not stop root
     (folder / "lock").mkdir(parents=True)
@@ -296,7 +296,7 @@ print(_native.state())
 """
 
 
-def test_file_system_without_locks(environment, tmp_path, library):
+def test_library_is_compiled_on_a_file_system_without_locks(environment, tmp_path, library):
     environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp "{library}" "$2"')
     done = state_after(environment, NO_LOCKS)
     assert "are made in C++" in done.stdout, done.stderr
@@ -345,7 +345,7 @@ print(json.dumps([data["backend_name"], data.get("gloo_num_threads")]))
 
 @pytest.mark.parametrize("how", ["call", "environment"])
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_backend_as_gloo(library, way, how):
+def test_backend_can_replace_gloo(library, way, how):
     environment = dict(
         os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND=way, DLDIST_TORCH_AS_GLOO="1" if how == "environment" else ""
     )

@@ -61,7 +61,7 @@ def repository_of(sources):
 
 
 @pytest.mark.parametrize("way", ["checkout", "variable", "archive", "file URL", "git"])
-def test_each_source(sources, tmp_path, way):
+def test_tests_are_fetched_from_each_source(sources, tmp_path, way):
     archive = archive_of(sources, tmp_path / "sources.tar.xz")
     arguments, environment = {
         "checkout": (["--checkout", sources], {}),

@@ -35,7 +35,7 @@ def replaced(transformer, source):
         ("CPU_PROFILING_SUPPORTED = ['gloo']", "CPU_PROFILING_SUPPORTED = ['gloo']"),
     ],
 )
-def test_backend(source, wanted):
+def test_backend_is_substituted_in_sources(source, wanted):
     assert replaced(substitution.Backend("dldist", "made"), source) == wanted
 
 
@@ -55,7 +55,7 @@ def test_backend(source, wanted):
         ("agent = TensorPipeAgent(store, name)", "agent = dldist.agent_of_rpc(store, name)"),
     ],
 )
-def test_front(source, wanted):
+def test_front_is_substituted_in_sources(source, wanted):
     assert replaced(substitution.Front("dldist"), source) == wanted
 
 
@@ -79,7 +79,7 @@ def test_front(source, wanted):
         ("dist.Backend.NCCL", "dist.Backend.GLOO"),
     ],
 )
-def test_onto_cpu(source, wanted):
+def test_devices_are_substituted_by_the_cpu(source, wanted):
     assert replaced(substitution.OntoCpu("stand"), source) == wanted
 
 
@@ -190,7 +190,7 @@ class NoReasons:
         return None
 
 
-def test_tables():
+def test_tables_count_results_and_list_differences():
     found = results_of(
         a=("passed", "passed"),
         b=("passed", "failed"),
@@ -211,7 +211,7 @@ def test_files_without_passing_tests_are_omitted():
     assert table.compare(results_of(a=("failed", "failed"), b=("skipped", "skipped")), "dldist") == []
 
 
-def test_page(tmp_path):
+def test_page_is_rewritten_between_its_markers(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     table.write_between_markers(page, "new")
@@ -246,7 +246,7 @@ def test_reporter_accepts_a_skipped_test_without_a_start():
     assert (line["status"], line["reason"]) == ("skipped", "no GPU")
 
 
-def test_choice_of_tests():
+def test_tests_are_chosen_by_name_and_part():
     tests = [unittest.FunctionTestCase(print, description=name) for name in ("send", "recv_a", "recv_b", "recv_c", "recv_d")]
     for test in tests:
         test.id = test.shortDescription

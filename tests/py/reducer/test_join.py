@@ -11,7 +11,7 @@ TURNS = [1, 4, 2]
 SEEN = [[3], [3, 2, 1, 1], [3, 2]]
 
 
-def test_loops_of_different_lengths():
+def test_join_allows_loops_of_different_lengths():
     def case(rank):
         return join_programs.loops("dldist", dldist, rank, TURNS[rank], {"note": 3})
 
@@ -20,7 +20,7 @@ def test_loops_of_different_lengths():
         assert is_last == (rank == 1) and kwargs == {"note": 3}
 
 
-def test_equal_loops():
+def test_join_allows_equal_loops():
     def case(rank):
         return join_programs.loops("dldist", dldist, rank, 2, {}), join_programs.loops("dldist", dldist, rank, 2, {"enable": False})
 
@@ -36,7 +36,7 @@ def test_leaving_early_ends_all():
     assert found[1] == found[2] == ([3], 0, "Detected at least one rank that exhausted inputs. Throwing across all ranks.")
 
 
-def test_join_over_worlds():
+def test_join_works_over_worlds():
     """The groups may be Worlds, without a default world."""
     store = dldist.HashStore()
 
@@ -104,7 +104,7 @@ def test_module_is_available_without_import():
 
 @pytest.mark.torch
 @pytest.mark.deadline(120)
-def test_against_torch(tmp_path):
+def test_join_matches_torchs(tmp_path):
     cases = [{"note": 3}, {"enable": True}, {"throw_on_early_termination": True}]
     found = {}
     for root in ("dldist", "torch.distributed"):

@@ -92,11 +92,11 @@ def case_averages(group, dtype, is_view):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("is_view", [False, True])
-def test_averages(size, is_view):
+def test_reducer_averages_gradients(size, is_view):
     in_groups(size, case_averages, "float32", is_view)
 
 
-def test_sums():
+def test_reducer_sums_gradients():
     def case(group):
         reducer = make(group, op="sum")
         gradients = [values(group, 0, index, shape) for index, shape in enumerate(SHAPES)]
@@ -108,7 +108,7 @@ def test_sums():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype):
+def test_gradients_of_every_dtype_are_averaged(dtype):
     if dtype == "bfloat16":
         importlib.import_module("ml_dtypes")
     in_groups(2, case_averages, dtype, False)
@@ -126,7 +126,7 @@ def case_mixed(group):
     assert reducer.stats()["bucket_sizes"].count(",") == 2, "one bucket for each dtype"
 
 
-def test_mixed_dtypes():
+def test_gradients_of_mixed_dtypes_are_averaged():
     in_groups(2, case_mixed)
 
 
@@ -171,7 +171,7 @@ def test_bucket_views_are_shared_memory_and_outdated_views_are_rejected():
 
 @needs_torch
 @pytest.mark.parametrize("is_view", [False, True])
-def test_torch_parameters(is_view):
+def test_torch_parameters_are_accepted(is_view):
     import torch
 
     def case(group):
@@ -189,7 +189,7 @@ def test_torch_parameters(is_view):
 
 
 @needs_torch
-def test_lazy_torch_tensors():
+def test_lazy_torch_tensors_are_written_through_their_values():
     """Lazy tensors must be written through their values; their memory differs."""
     import torch
 
@@ -207,7 +207,7 @@ def test_lazy_torch_tensors():
     assert in_groups(2, case) == [[[4 - 8j] * 2, [8.0] * 2, [4 - 4j] * 2, [4.0] * 2]] * 2
 
 
-def test_numpy_scalars():
+def test_numpy_scalars_give_new_results():
     """Scalars cannot be written to, although a writable array can be made of them."""
 
     def case(group):
@@ -219,7 +219,7 @@ def test_numpy_scalars():
 
 @needs_jax
 @pytest.mark.parametrize("is_template", [False, True])
-def test_jax_arrays(is_template):
+def test_jax_arrays_give_new_results(is_template):
     """JAX arrays are immutable: the results must be new ones, which later passes do not change."""
     import jax
     import jax.numpy as jnp
@@ -244,7 +244,7 @@ def test_jax_arrays(is_template):
     in_groups(2, case)
 
 
-def test_standard_library_arrays():
+def test_standard_library_arrays_are_averaged():
     def case(group):
         params = [array.array("d", [0, 0]), array.array("f", [0])]
         reducer = dldist.Reducer(params, process_group=group)
@@ -254,7 +254,7 @@ def test_standard_library_arrays():
     in_groups(2, case)
 
 
-def test_default_world():
+def test_reducer_uses_the_default_world():
     def case(rank):
         reducer = dldist.Reducer([numpy.zeros(3)])
         (average,) = reducer.reduce([numpy.full(3, float(rank))])
@@ -307,7 +307,7 @@ def test_bucket_is_reduced_before_finish():
     in_groups(2, case)
 
 
-def test_given_buckets():
+def test_given_buckets_are_not_rebuilt():
     def case(group):
         reducer = make(group, [(4,)] * 4, bucket_indices=[[0, 2], [1, 3]])
         originals = [values(group, 0, index, (4,)) for index in range(4)]
@@ -322,7 +322,7 @@ def test_given_buckets():
 # ---- unused parameters
 
 
-def test_unused_parameters():
+def test_unused_parameters_may_differ_between_ranks():
     """Only rank 0 uses parameter 1, and no rank uses parameter 3."""
 
     def case(group, is_told):
@@ -379,7 +379,7 @@ def test_missing_gradients_are_named_and_can_be_added():
     assert in_groups(2, case) == [0.5, 0.5]
 
 
-def test_static_graph():
+def test_static_graph_requires_the_same_parameters_in_each_pass():
     def case(group):
         reducer = make(group, [(4,)] * 3, static_graph=True)
         used = [0, 2] if group.rank == 0 else [0]
@@ -406,7 +406,7 @@ def test_static_graph():
 
 
 @pytest.mark.parametrize("is_view", [False, True])
-def test_no_sync(is_view):
+def test_no_sync_accumulates_gradients(is_view):
     def case(group):
         reducer = make(group, gradient_as_bucket_view=is_view)
         for step in range(3):
@@ -463,7 +463,7 @@ def test_accumulated_gradients_of_one_rank_count_if_its_last_pass_has_none(is_vi
 
 
 @pytest.mark.parametrize(("is_divided_by_all", "expected"), [(True, [1.0, 4 / 3, 1.0]), (False, [1.0, 2.0, 3.0])])
-def test_join(is_divided_by_all, expected):
+def test_join_allows_different_numbers_of_passes(is_divided_by_all, expected):
     """Rank r has r + 1 passes; gradients are 1 in the first pass, 2 in the second, and so on."""
 
     def case(group):
@@ -554,7 +554,7 @@ def test_wrong_constructor_arguments_are_rejected():
 
 
 @pytest.mark.parametrize("buffer_size", [1, 50, 1 << 20])
-def test_broadcast_parameters(buffer_size):
+def test_parameters_are_broadcast_from_the_source(buffer_size):
     def case(group):
         params = [numpy.full(shape, group.rank + 1, dtype) for shape in SHAPES for dtype in ("float32", "int64")]
         params[0] = params[0].T[::-1]  # not contiguous
@@ -568,7 +568,7 @@ def test_broadcast_parameters(buffer_size):
     in_groups(2, case)
 
 
-def test_broadcast_coalesced_of_read_only_arrays():
+def test_broadcast_leaves_read_only_arrays_unchanged():
     def case(group):
         frozen = numpy.full(4, group.rank)
         frozen.flags.writeable = False
@@ -594,7 +594,7 @@ def test_templates_cannot_be_broadcast():
 # ---- failures
 
 
-def test_another_group_after_a_lost_rank():
+def test_another_group_can_be_used_after_a_lost_rank():
     stores = [dldist.HashStore(), dldist.HashStore()]
     have_all_passed = threading.Barrier(3)
 
@@ -700,7 +700,7 @@ def test_no_memory_waits_for_the_garbage_collector():
             gc.enable()
 
 
-def test_reset_during_a_reduction():
+def test_reset_during_a_reduction_discards_its_result():
     """A late result must go to memory that the next pass does not use."""
 
     def case(group):
@@ -714,7 +714,7 @@ def test_reset_during_a_reduction():
     in_groups(2, case)
 
 
-def test_reset_while_a_hook_function_has_a_work():
+def test_reset_replaces_memory_that_a_hook_function_uses():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(4,)])
         reducer.register_comm_hook(None, lambda _, bucket: lambda: bucket.memory)
@@ -736,7 +736,7 @@ def random_sizes(rng):
 
 
 @pytest.mark.torch
-def test_assignment_against_torch():
+def test_buckets_are_assigned_as_by_torch():
     import torch.distributed
 
     rng = numpy.random.default_rng(0)
@@ -763,7 +763,7 @@ def test_assignment_rejects_wrong_arguments():
 # ---- statistics
 
 
-def test_statistics():
+def test_statistics_describe_the_passes():
     def case(group):
         reducer = make(group, [(4,), (6,)])
         logger = dldist.Logger(reducer)
@@ -798,7 +798,7 @@ os._exit(0)
 
 
 @pytest.mark.torch
-def test_statistics_names_against_torch():
+def test_statistics_have_torchs_names():
     done = subprocess.run([sys.executable, "-c", NAMES_OF_TORCH], stdout=subprocess.PIPE, timeout=25, check=True)
     torch_result = set(json.loads(done.stdout))
     of_torch = {"gloo_device_transport", "gloo_socket_ifname", "gloo_num_threads"}
@@ -810,7 +810,7 @@ def test_statistics_names_against_torch():
         assert torch_result - of_torch - wall_clock <= set(data.strs_map) | set(data.ints_map)
 
 
-def test_texts_and_numbers_of_the_statistics():
+def test_texts_and_numbers_of_the_statistics_are_separate():
     with dldist.Group(None, 0, 1) as group:
         logger = dldist.Logger(make(group))
         logger.set_construction_data_and_log("Net", [], -1, True, False, False)
@@ -822,7 +822,7 @@ def test_texts_and_numbers_of_the_statistics():
 # ---- the parts of shared arrays
 
 
-def test_parts_of_shared_arrays():
+def test_parts_share_the_memory_of_a_shared_array():
     with dldist.Group(None, 0, 1) as group:
         whole = group.empty(10, "float32")
         part = whole.part(4, (2, 3))
@@ -845,7 +845,7 @@ def test_parts_of_shared_arrays():
 # ---- copying of elements
 
 
-def test_copies_between_overlapping_arrays():
+def test_overlapping_arrays_are_copied_correctly():
     x = numpy.arange(20000, dtype="float32")
     _core._copy_tensor(x[1:], x[:-1])
     assert x[:4].tolist() == [0, 0, 1, 2] and x[-1] == 19998
@@ -855,7 +855,7 @@ def test_copies_between_overlapping_arrays():
     assert x[0] == 2 * 19998
 
 
-def test_reduce_tensor():
+def test_reduce_tensor_adds_elements_of_one_dtype():
     total = numpy.ones((3, 4))
     _core._reduce_tensor(total.T, numpy.full((4, 3), 2.0))
     assert (total == 3).all()
@@ -863,7 +863,7 @@ def test_reduce_tensor():
         _core._reduce_tensor(numpy.ones(1), numpy.ones(1, "float32"))
 
 
-def test_convert_tensor():
+def test_convert_tensor_rounds_as_numpy():
     source = numpy.array([[1.5, -2], [70000, 2**-26]], "float64")
     halves = numpy.empty((2, 2), "float16")
     with numpy.errstate(over="ignore"):

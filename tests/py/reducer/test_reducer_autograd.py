@@ -82,7 +82,7 @@ def test_backward_passes_average(size, options):
 
 @pytest.mark.parametrize("is_view", [False, True])
 @pytest.mark.parametrize("is_told", [True, False])
-def test_unused_parameters(is_view, is_told):
+def test_unused_parameters_may_differ_between_ranks(is_view, is_told):
     """Rank 1 skips a layer. Without outputs, the end of the backward pass shows unused ones."""
 
     def case(group):
@@ -118,7 +118,7 @@ def test_globally_unused_parameters_are_unchanged():
 
 
 @pytest.mark.parametrize("is_view", [False, True])
-def test_static_graph(is_view):
+def test_static_graph_is_determined_by_the_first_pass(is_view):
     """The first backward pass must determine unused parameters and the calls of each hook."""
 
     def case(group):
@@ -138,7 +138,7 @@ def test_static_graph(is_view):
 
 
 @pytest.mark.parametrize("how", ["without prepare_for_backward", "in no_sync"])
-def test_passes_without_synchronisation(how):
+def test_passes_without_synchronisation_accumulate_gradients(how):
     def case(group):
         net, alone = Net(), Net()
         reducer = make(group, net, find_unused_parameters=True)
@@ -175,7 +175,7 @@ def test_missing_gradient_is_named_by_the_next_pass():
     in_groups(2, case)
 
 
-def test_sparse_gradients_with_known_rows():
+def test_sparse_gradients_must_have_the_known_rows():
     def case(group):
         embedding = torch.nn.Embedding(6, 2, sparse=True)
         reducer = dldist.Reducer(
@@ -230,7 +230,7 @@ def test_hooks_can_be_removed_or_absent():
             assert reducer.gradient(0) is parameter.grad
 
 
-def test_optimizer_in_backward_and_futures():
+def test_consumed_gradients_stay_unset_and_futures_are_waited_for():
     """Gradients that the optimizer consumed must stay unset; installed futures be waited for."""
 
     class Waited:
@@ -256,7 +256,7 @@ def test_optimizer_in_backward_and_futures():
         assert parameter.grad is None and waited.count == 1
 
 
-def test_gradients_of_lower_precision():
+def test_gradients_of_lower_precision_use_buckets_of_their_dtype():
     """Parameters whose data is float16 during the passes must use float16 buckets."""
 
     def case(group):
@@ -294,7 +294,7 @@ def test_reducer_is_released_with_its_last_user():
         net(torch.ones(1, 4)).sum().backward()
 
 
-def test_sampled_statistics():
+def test_times_are_sampled_in_only_some_passes():
     with dldist.Group(None, 0, 1) as group:
         parameter = torch.zeros(2, requires_grad=True)
         reducer = dldist.Reducer([parameter], process_group=group)
@@ -336,7 +336,7 @@ def test_manual_finalization_leaves_the_end_of_a_pass_to_the_caller(options):
     in_groups(2, case)
 
 
-def test_manual_finalization_in_a_backward_hook():
+def test_manual_finalization_works_in_a_backward_hook():
     def case(group):
         net = Net()
         reducer = make(group, net)
@@ -362,7 +362,7 @@ def test_manual_finalization_in_a_backward_hook():
     in_groups(2, case)
 
 
-def test_manual_finalization_with_unused_parameters_and_static_graphs():
+def test_manual_finalization_works_with_unused_parameters_and_static_graphs():
     def case(group):
         for options, has_outputs in (
             ({"find_unused_parameters": True}, True),

@@ -41,7 +41,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("is_view", [False, True])
-def test_each_hook(name, is_view):
+def test_each_hook_reduces_gradients_correctly(name, is_view):
     """Gradients are small whole numbers, which are exact in 16 bits."""
     import dldist.functional  # noqa: F401
 
@@ -49,7 +49,7 @@ def test_each_hook(name, is_view):
 
 
 @pytest.mark.parametrize("kind", dldist.BuiltinCommHookType.__members__)
-def test_built_in_hooks(kind):
+def test_built_in_hooks_average_gradients(kind):
     def case(group):
         reducer = make(group)
         dldist._register_builtin_comm_hook(reducer, dldist.BuiltinCommHookType.__members__[kind])
@@ -60,7 +60,7 @@ def test_built_in_hooks(kind):
     in_groups(2, case)
 
 
-def test_attributes_of_a_bucket():
+def test_bucket_has_its_index_gradients_and_parameters():
     def case(group):
         seen = []
 
@@ -132,7 +132,7 @@ def test_wrong_results_are_rejected(result):
             reducer.reduce([numpy.ones(2, "float32")])
 
 
-def test_registration():
+def test_hook_is_registered_once_and_must_be_callable():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
         with pytest.raises(TypeError, match="must be callable, not int"):
@@ -167,7 +167,7 @@ def test_built_in_hook_uses_a_replaced_group():
         assert first.sequence == before[0] and second.sequence > before[1]
 
 
-def test_c10d_names():
+def test_reducer_has_c10ds_names():
     def case(group):
         reducer = make(group, [(2,), (3,)], gradient_as_bucket_view=True)
         (bucket,) = reducer._get_zeros_like_grad_buckets()

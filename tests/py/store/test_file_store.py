@@ -34,7 +34,7 @@ def test_processes_share_the_file(path, procs):
     assert store.get("from-child") == f"by {child.pid}".encode()
 
 
-def test_waits_across_processes(path, procs):
+def test_wait_ends_when_another_process_sets_the_key(path, procs):
     store = open_store(path)
     child = procs.start(workers.interruptible, "file", path, "get")
     child.recv()
@@ -116,7 +116,7 @@ def test_values_of_a_killed_member_are_kept(path, procs):
 
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
-def test_record_torn_by_a_crash(path, part):
+def test_record_torn_by_a_crash_is_ignored(path, part):
     """A record torn by a writer's crash must be ignored, with the rest of the file."""
     store = open_store(path)
     store.set("whole", "1")
@@ -179,7 +179,7 @@ def test_file_of_another_kind_is_an_error(tmp_path):
         assert len(store.list_keys()) == 0
 
 
-def test_directory_that_is_created_late(tmp_path, procs):
+def test_directory_may_be_created_late(tmp_path, procs):
     directory = tmp_path / "later"
     child = procs.start(workers.file_member, str(directory / "store"), -1, ["a"])
     directory.mkdir()
@@ -201,7 +201,7 @@ def test_path_of_a_directory_is_an_error(tmp_path):
     assert time.monotonic() - start < under_load(3)
 
 
-def test_lock_held_by_another_process(path, procs):
+def test_lock_held_by_another_process_times_out_and_is_named(path, procs):
     """Calls must wait for a slow lock until the deadline, then name it, and work once it frees."""
     store = open_store(path)
     store.set("a", "1")
@@ -223,7 +223,7 @@ def test_lock_held_by_another_process(path, procs):
 
 
 @pytest.mark.deadline(90)
-def test_processes_add_and_append_concurrently(path, procs):
+def test_concurrent_processes_lose_no_add_or_append(path, procs):
     count, nprocs = 200, 4
     children = [procs.start(workers.file_adds, path, count) for _ in range(nprocs)]
     for child in children:
@@ -244,7 +244,7 @@ def test_processes_add_and_append_concurrently(path, procs):
     assert sorted(entries) == sorted(f"{child.pid}.{i}" for child in children for i in range(count // 10))
 
 
-def test_kill_while_writing(path, procs):
+def test_kill_while_writing_leaves_only_complete_values(path, procs):
     """After a SIGKILL during many writes, the survivor must only read complete values."""
     store = open_store(path)
     for round_number in range(5):
@@ -271,7 +271,7 @@ def test_num_keys_counts_the_stores_own_key(path):
     assert dldist.PrefixStore("p", store).num_keys() == 2
 
 
-def test_two_stores_of_one_process(path):
+def test_two_stores_of_one_process_share_the_file(path):
     first, second = open_store(path), open_store(path)
     first.set("a", "1")
     assert second.get("a") == b"1"

@@ -87,12 +87,12 @@ def test_overrides_are_called_with_joined_keys_and_bytes(base, prefix):
     assert prefix.delete_key("k") is False
 
 
-def test_nested_prefixes(base):
+def test_nested_prefixes_are_joined_from_the_innermost_store(base):
     dldist.PrefixStore("q", dldist.PrefixStore("p", base)).set("k", "v")
     assert base.data == {"p/q/k": b"v"}
 
 
-def test_operations_of_a_subclass(base):
+def test_subclass_uses_its_own_operations(base):
     base.set("k", b"v")
     assert base.get("k") == b"v"
     assert isinstance(base, dldist.Store)
@@ -104,13 +104,13 @@ def test_timeouts_reach_wait(base, prefix):
     assert base.calls[-1] == ("wait", ("p/k",), timedelta(seconds=7))
 
 
-def test_str_values_from_overrides(prefix, base):
+def test_str_values_from_overrides_are_encoded(prefix, base):
     base.data["p/k"] = "a str"
     assert prefix.get("k") == b"a str"
 
 
 @pytest.mark.parametrize("value", [3, None, ["x"]])
-def test_wrong_results_of_overrides(prefix, base, value):
+def test_wrong_results_of_overrides_are_rejected(prefix, base, value):
     base.data["p/k"] = value
     with pytest.raises(TypeError):
         prefix.get("k")
@@ -129,7 +129,7 @@ def test_generic_forms_use_overrides(prefix, base):
     assert prefix.barrier("b", 1) is None
 
 
-def test_generic_forms_on_the_store_itself(base):
+def test_store_itself_has_the_generic_forms(base):
     base.append("log", "one")
     assert base.data["log"] == b"one"
     base.multi_set(["a", "b"], ["1", "2"])
@@ -195,7 +195,7 @@ MISSING = {
 
 @pytest.mark.parametrize("name", MISSING)
 @pytest.mark.parametrize("through_prefix", [False, True], ids=["direct", "prefix"])
-def test_missing_overrides(name, through_prefix):
+def test_missing_overrides_are_named(name, through_prefix):
     """A missing override must raise NotImplementedError (a RuntimeError, as in c10d) that names the
     class, and never recurse."""
     store = dldist.PrefixStore("p", Bare()) if through_prefix else Bare()
@@ -247,7 +247,7 @@ def test_store_itself_has_no_operations():
         dldist.Store().set("k", "v")
 
 
-def test_super_calls_of_generic_operations(base):
+def test_super_calls_reach_the_generic_operations(base):
     class Counting(DictStore):
         multi = 0
 
@@ -278,7 +278,7 @@ def test_super_call_of_a_required_operation_is_no_recursion():
         dldist.PrefixStore("p", Calls()).set("k", "v")
 
 
-def test_subclass_without_super_init():
+def test_subclass_need_not_call_super_init():
     class Lazy(DictStore):
         def __init__(self):
             self.data = {}
@@ -319,7 +319,7 @@ def test_prefix_keeps_its_store_alive():
     assert data == {"p/k": b"v"}
 
 
-def test_overrides_from_other_threads(base, prefix):
+def test_overrides_can_be_called_from_other_threads(base, prefix):
     errors = []
 
     def use(number):
@@ -339,7 +339,7 @@ def test_overrides_from_other_threads(base, prefix):
     assert base.num_keys() == 800
 
 
-def test_wrapper_around_a_native_store():
+def test_subclass_may_wrap_a_native_store():
     """A store that counts calls and forwards them, the usual purpose of subclasses, must work."""
 
     class Counting(dldist.Store):

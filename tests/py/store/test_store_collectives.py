@@ -65,7 +65,7 @@ def on_all(open_store, call):
     return [results[rank] for rank in range(SIZE)]
 
 
-def test_barrier(open_store):
+def test_barrier_waits_for_all_ranks(open_store):
     here = []
 
     def call(collectives, rank):
@@ -78,32 +78,32 @@ def test_barrier(open_store):
     assert on_all(open_store, call) == [SIZE] * SIZE
 
 
-def test_all_sum(open_store):
+def test_all_sum_adds_the_amounts_of_all_ranks(open_store):
     assert on_all(open_store, lambda collectives, rank: collectives.all_sum("k", 10**rank, LONG)) == [111] * SIZE
 
 
-def test_broadcast(open_store):
+def test_broadcast_gives_the_value_to_all_ranks(open_store):
     def call(collectives, rank):
         return collectives.broadcast_send("k", b"\x00data", LONG) if rank == 1 else collectives.broadcast_recv("k", LONG)
 
     assert on_all(open_store, call) == [b"\x00data", None, b"\x00data"]
 
 
-def test_gather(open_store):
+def test_gather_returns_the_values_in_rank_order(open_store):
     def call(collectives, rank):
         return collectives.gather_recv("k", f"r{rank}", LONG) if rank == 2 else collectives.gather_send("k", f"r{rank}", LONG)
 
     assert on_all(open_store, call) == [None, None, [b"r0", b"r1", b"r2"]]
 
 
-def test_scatter(open_store):
+def test_scatter_gives_each_rank_its_value(open_store):
     def call(collectives, rank):
         return collectives.scatter_send("k", ["a", b"b", "c"], LONG) if rank == 0 else collectives.scatter_recv("k", LONG)
 
     assert on_all(open_store, call) == [b"a", b"b", b"c"]
 
 
-def test_all_gather(open_store):
+def test_all_gather_gives_all_values_to_all_ranks(open_store):
     expected = [b"0", b"11", b""]
     assert on_all(open_store, lambda collectives, rank: collectives.all_gather("k", expected[rank], LONG)) == [expected] * SIZE
 
@@ -125,7 +125,7 @@ def test_missing_ranks_are_named(open_store, call, text):
 
 
 @pytest.mark.parametrize("name", ["broadcast_recv", "scatter_recv"])
-def test_nothing_to_receive(open_store, name):
+def test_receive_without_a_sender_times_out(open_store, name):
     with pytest.raises(RuntimeError, match="(?i:wait timeout after)"):
         getattr(_StoreCollectives(open_store(), 1, SIZE), name)("k", SHORT)
 
@@ -212,7 +212,7 @@ def test_key_can_be_used_once():
     assert collectives.all_gather("bar", "x", timedelta(seconds=1)) == [b"x"]
 
 
-def test_collectives_over_a_python_store():
+def test_collectives_work_over_a_python_store():
     store = DictStore(dldist.HashStore(timeout=LONG))
     assert on_all(lambda: store, lambda collectives, rank: collectives.all_gather("k", str(rank), LONG)) == [[b"0", b"1", b"2"]] * SIZE
 
@@ -268,7 +268,7 @@ CALLS = [
 
 
 @pytest.mark.torch
-def test_same_as_torch():
+def test_results_and_errors_match_torchs():
     """In a world of one, results and types of errors must be equal."""
     import torch.distributed as torch_distributed
 

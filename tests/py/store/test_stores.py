@@ -101,7 +101,7 @@ def assert_store_timeout(error, kind, *keys):
 # -- values --------------------------------------------------------------------------------------
 
 
-def test_set_get(store):
+def test_get_returns_the_set_value_as_bytes(store):
     assert store.set("key", "text") is None
     assert store.get("key") == b"text"
     assert type(store.get("key")) is bytes
@@ -119,7 +119,7 @@ def test_values_are_visible_through_another_handle(kind, store):
 
 
 @pytest.mark.parametrize("value", BINARY_VALUES.values(), ids=BINARY_VALUES.keys())
-def test_binary_values(store, value):
+def test_binary_values_are_unchanged(store, value):
     store.set("key", value)
     assert store.get("key") == value
     store.append("key", b"\0end")
@@ -131,7 +131,7 @@ def test_binary_values(store, value):
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
-def test_binary_keys(store, key):
+def test_binary_keys_work_in_every_call(store, key):
     assert not store.check([key])
     assert store.try_get(key) is None
     store.set(key, "v")
@@ -159,12 +159,12 @@ def test_key_without_an_encoding_is_rejected(store):
 
 
 @pytest.mark.parametrize("value", [bytearray(b"abc"), memoryview(b"abc")], ids=["bytearray", "memoryview"])
-def test_buffers_as_values(store, value):
+def test_values_may_be_buffers(store, value):
     store.set("key", value)
     assert store.get("key") == b"abc"
 
 
-def test_try_get(store):
+def test_try_get_returns_none_for_a_missing_key(store):
     start = time.monotonic()
     assert store.try_get("key") is None
     assert time.monotonic() - start < under_load(1.0)
@@ -179,7 +179,7 @@ def test_get_waits_for_the_key(kind, store):
     assert waiting.result() == b"v"
 
 
-def test_get_timeout_argument(kind, store):
+def test_get_waits_at_most_its_timeout(kind, store):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         store.get("absent", timeout=SHORT)
@@ -195,7 +195,7 @@ def test_get_timeout_argument(kind, store):
 # -- add -----------------------------------------------------------------------------------------
 
 
-def test_add(store):
+def test_add_returns_the_new_sum(store):
     assert store.add("n", 5) == 5
     assert store.add("n", 0) == 5
     assert store.add("n", -7) == -2
@@ -204,7 +204,7 @@ def test_add(store):
     assert store.add("n", 2) == 42
 
 
-def test_add_int64_range(store):
+def test_add_accepts_the_range_of_int64(store):
     assert store.add("big", 2**63 - 1) == 2**63 - 1
     assert store.get("big") == str(2**63 - 1).encode()
     assert store.add("small", -(2**63)) == -(2**63)
@@ -235,14 +235,14 @@ def test_add_to_text_is_an_error(kind, store, value):
     assert other.add("n", 1) == 2
 
 
-def test_add_to_an_empty_value(kind, store):
+def test_add_treats_an_empty_value_as_zero(kind, store):
     if type(kind).__name__.startswith("Torch"):
         pytest.skip("torch's server drops the connection")
     store.set("n", "")
     assert store.add("n", 3) == 3
 
 
-def test_add_from_many_threads(kind):
+def test_add_from_many_threads_loses_nothing(kind):
     handles = [kind.open() for _ in range(4)]
     threads = [Background(lambda s: [s.add("n", 1) for _ in range(50)], handle) for handle in handles]
     sums = sorted(value for thread in threads for value in thread.result(20))
@@ -252,23 +252,23 @@ def test_add_from_many_threads(kind):
 # -- compare_set ---------------------------------------------------------------------------------
 
 
-def test_compare_set_of_a_missing_key_without_expected_value(store):
+def test_compare_set_without_expected_value_sets_a_missing_key(store):
     assert store.compare_set("key", "", "new") == b"new"
     assert store.get("key") == b"new"
 
 
-def test_compare_set_of_a_missing_key_with_expected_value(store):
+def test_compare_set_with_expected_value_sets_no_missing_key(store):
     assert store.compare_set("key", "old", "new") == b"old"
     assert not store.check(["key"])
 
 
-def test_compare_set_match(store):
+def test_compare_set_replaces_the_expected_value(store):
     store.set("key", "old")
     assert store.compare_set("key", "old", "new") == b"new"
     assert store.get("key") == b"new"
 
 
-def test_compare_set_mismatch(store):
+def test_compare_set_returns_and_keeps_another_value(store):
     store.set("key", "other")
     assert store.compare_set("key", "old", "new") == b"other"
     assert store.get("key") == b"other"
@@ -285,7 +285,7 @@ def test_compare_set_has_one_winner(kind):
 # -- check, wait, delete, num_keys ---------------------------------------------------------------
 
 
-def test_check(store):
+def test_check_is_true_only_if_all_keys_exist(store):
     assert store.check([]) is True
     assert store.check(["a"]) is False
     store.set("a", "1")
@@ -295,7 +295,7 @@ def test_check(store):
     assert store.check(["a", "b", "a"]) is True
 
 
-def test_wait(kind, store):
+def test_wait_ends_when_all_keys_exist(kind, store):
     assert store.wait([]) is None
     store.set("a", "1")
     assert store.wait(["a"]) is None
@@ -334,7 +334,7 @@ def test_default_timeout_applies(kind, store):
         handle.set_timeout(LONG)
 
 
-def test_delete_key(store):
+def test_delete_key_removes_the_key_and_reports_whether_it_existed(store):
     assert store.delete_key("key") is False
     store.set("key", "1")
     assert store.delete_key("key") is True
@@ -344,7 +344,7 @@ def test_delete_key(store):
     assert store.get("key") == b"2"
 
 
-def test_num_keys(kind, store):
+def test_num_keys_counts_the_existing_keys(kind, store):
     assert store.num_keys() == kind.own_keys
     store.set("a", "1")
     store.set("b", "1")
@@ -355,7 +355,7 @@ def test_num_keys(kind, store):
     assert store.num_keys() == kind.own_keys + 2
 
 
-def test_append(kind, store):
+def test_append_extends_the_value(kind, store):
     store.append("log", "one ")
     finish(store)
     other = kind.open()
@@ -378,7 +378,7 @@ def test_append_from_many_threads_loses_nothing(kind):
     assert sorted(handles[0].get("log")) == sorted(b"abc" * 30)
 
 
-def test_multi_get_multi_set(kind, store):
+def test_multi_get_returns_the_values_of_multi_set(kind, store):
     assert store.multi_set([], []) is None
     assert store.multi_get([]) == []
     store.multi_set(["a", "b", "c"], ["1", b"2", ""])
@@ -388,18 +388,18 @@ def test_multi_get_multi_set(kind, store):
     assert waiting.result() == [b"1", b"4"]
 
 
-def test_multi_set_of_unequal_lengths(kind, store):
+def test_multi_set_of_unequal_lengths_is_rejected(kind, store):
     for keys, values in ((["a", "b"], ["1"]), (["a"], ["1", "2"]), ([], ["1"])):
         with pytest.raises(ValueError):
             store.multi_set(keys, values)
     assert store.num_keys() == kind.own_keys
 
 
-def test_has_extended_api(store):
+def test_every_store_has_the_extended_api(store):
     assert store.has_extended_api() is True
 
 
-def test_clone(store):
+def test_clone_outlives_its_store(store):
     twin = store.clone()
     assert type(twin) is type(store)
     twin.set("a", "1")
@@ -425,7 +425,7 @@ def test_queue_is_first_in_first_out(kind, store):
     assert store.queue_len("never") == 0
 
 
-def test_queue_pop_of_an_empty_queue(kind, store):
+def test_queue_pop_of_an_empty_queue_raises_without_blocking(kind, store):
     need(kind, "queues")
     start = time.monotonic()
     with pytest.raises(dldist.DistQueueEmptyError, match="q") as raised:
@@ -487,7 +487,7 @@ def test_wait_ends_when_a_queue_gets_an_item(kind, store):
     assert waiting.result() is None
 
 
-def test_list_keys(kind, store):
+def test_list_keys_returns_the_existing_keys(kind, store):
     need(kind, "list_keys")
     assert store.list_keys() == []
     store.set("a", "1")
@@ -507,7 +507,7 @@ def test_list_keys_returns_usable_names(kind, store):
     assert sorted(store.get(key) for key in keys) == [b"1", b"2"]
 
 
-def test_barrier(kind):
+def test_barrier_waits_for_all_ranks(kind):
     need(kind, "barrier")
     handles = [kind.open() for _ in range(3)]
     early = [Background(handle.barrier, "b", 3) for handle in handles[:2]]
@@ -517,12 +517,12 @@ def test_barrier(kind):
         assert thread.result() is None
 
 
-def test_barrier_of_one(kind, store):
+def test_barrier_of_one_returns(kind, store):
     need(kind, "barrier")
     assert store.barrier("b", 1) is None
 
 
-def test_barrier_timeout(kind, store):
+def test_barrier_raises_after_its_timeout(kind, store):
     need(kind, "barrier")
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
@@ -598,7 +598,7 @@ def test_bad_argument_is_named(name, call, argument, type_name, tmp_path):
         lambda s: s.wait(),
     ],
 )
-def test_wrong_number_of_arguments(call):
+def test_wrong_number_of_arguments_is_rejected(call):
     with pytest.raises(TypeError):
         call(dldist.HashStore())
 
@@ -606,7 +606,7 @@ def test_wrong_number_of_arguments(call):
 # -- timeouts as values --------------------------------------------------------------------------
 
 
-def test_timeout_round_trip(store):
+def test_timeout_is_returned_as_it_was_set(store):
     handle = store.clone()
     for value in (timedelta(seconds=7), timedelta(milliseconds=250), timedelta(days=3, microseconds=1000)):
         assert handle.set_timeout(value) is None
@@ -614,7 +614,7 @@ def test_timeout_round_trip(store):
     handle.set_timeout(LONG)
 
 
-def test_default_timeouts(tmp_path):
+def test_default_timeout_is_300_seconds(tmp_path):
     assert dldist.HashStore().timeout == timedelta(seconds=300)
     assert dldist.FileStore(str(tmp_path / "f")).timeout == timedelta(seconds=300)
     master = dldist.TCPStore("127.0.0.1", 0, is_master=True)
@@ -655,7 +655,7 @@ def test_hash_stores_are_separate():
     assert second.check(["a"]) is False
 
 
-def test_store_types():
+def test_all_stores_are_subclasses_of_store():
     for kind in (dldist.TCPStore, dldist.FileStore, dldist.HashStore, dldist.PrefixStore):
         assert issubclass(kind, dldist.Store)
 
@@ -711,13 +711,13 @@ def test_prefix_underlying_store_is_the_identical_object():
     assert dldist.PrefixStore("q", prefix).underlying_store is prefix
 
 
-def test_file_store_path(tmp_path):
+def test_file_store_has_its_path(tmp_path):
     path = str(tmp_path / "store")
     assert dldist.FileStore(path).path == path
     assert dldist.FileStore(tmp_path / "store", 2, timeout=LONG).path == path
 
 
-def test_tcp_host_and_port(tmp_path):
+def test_tcp_store_has_its_host_and_port(tmp_path):
     kind = Tcp(str(tmp_path))
     client = kind.open()
     assert client.host == "127.0.0.1"
@@ -761,7 +761,7 @@ def test_tcp_num_keys_counts_the_join_key_only_with_a_world_size():
         (("127.0.0.1", 0, 1, True, LONG, True, False, "fd"), TypeError, "master_listen_fd"),
     ],
 )
-def test_tcp_constructor_arguments(arguments, error, name):
+def test_tcp_constructor_rejects_wrong_arguments(arguments, error, name):
     with pytest.raises(error, match=name):
         dldist.TCPStore(*arguments)
 
@@ -771,7 +771,7 @@ def test_tcp_client_of_port_zero_is_rejected():
         dldist.TCPStore("127.0.0.1", 0, timeout=SHORT)
 
 
-def test_file_store_arguments(tmp_path):
+def test_file_store_rejects_wrong_arguments(tmp_path):
     with pytest.raises(TypeError, match="file_name"):
         dldist.FileStore(3)
     with pytest.raises(TypeError, match="world_size"):

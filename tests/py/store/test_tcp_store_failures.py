@@ -36,7 +36,7 @@ def master(host=LOOPBACK, port=0, **options):
 
 
 @pytest.mark.deadline(60)
-def test_server_killed_while_clients_are_blocked(procs):
+def test_killed_server_fails_every_blocked_call(procs):
     """Every blocked call of every client must fail within a second and name the server."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
@@ -57,7 +57,7 @@ def test_server_killed_while_clients_are_blocked(procs):
         assert later is not None and "DistNetworkError" in later[0], later
 
 
-def test_server_closed_in_this_process():
+def test_closed_server_fails_blocked_calls_of_the_same_process():
     """The same must hold after del, with the client in another thread, and del must be quick."""
     server = master()
     port = server.port
@@ -161,7 +161,7 @@ HANDSHAKES = {
 
 
 @pytest.mark.parametrize("greeting", HANDSHAKES.values(), ids=HANDSHAKES.keys())
-def test_wrong_greeting(greeting):
+def test_wrong_greeting_closes_the_connection(greeting):
     server = master()
     raw = raw_connection(server.port, handshake=False)
     raw.sendall(greeting)
@@ -170,7 +170,7 @@ def test_wrong_greeting(greeting):
     server.set("a", "1")
 
 
-def test_truncated_requests():
+def test_truncated_requests_have_no_effect():
     """Every truncated request must have no effect, and other clients must be served."""
     server = master()
     request = bytes([SET]) + string(b"/key") + string(b"value")
@@ -186,7 +186,7 @@ def test_truncated_requests():
     raw.close()
 
 
-def test_reset_during_a_request():
+def test_reset_during_a_request_has_no_effect():
     server = master()
     for _ in range(20):
         raw = raw_connection(server.port)
@@ -227,7 +227,7 @@ def test_announced_lengths_allocate_no_memory(procs):
     server.send("stop")
 
 
-def test_byte_by_byte():
+def test_slow_peer_is_served_and_delays_no_other_client():
     """A slow peer must be served eventually, and delay no other client."""
     server = master()
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
@@ -344,14 +344,14 @@ def test_master_waits_until_all_workers_have_joined(procs):
     assert store.list_keys() == []
 
 
-def test_master_without_waiting_for_workers():
+def test_master_need_not_wait_for_workers():
     start = time.monotonic()
     store = dldist.TCPStore(LOOPBACK, 0, 5, True, LONG, wait_for_workers=False)
     assert time.monotonic() - start < helper.under_load(2)
     store.set("a", "1")
 
 
-def test_port_in_use():
+def test_port_in_use_is_an_error():
     first = master()
     with pytest.raises(dldist.DistNetworkError) as raised:
         master(port=first.port)
@@ -361,7 +361,7 @@ def test_port_in_use():
     first.set("a", "1")
 
 
-def test_port_in_use_by_another_server():
+def test_port_in_use_by_another_server_is_an_error():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     listener.listen()
@@ -370,12 +370,12 @@ def test_port_in_use_by_another_server():
     listener.close()
 
 
-def test_address_of_another_machine():
+def test_address_of_another_machine_is_an_error():
     with pytest.raises(dldist.DistNetworkError, match="192.0.2.1"):
         master(host="192.0.2.1")
 
 
-def test_connect_without_a_server():
+def test_connect_without_a_server_times_out():
     unused, port = free_port()
     for seconds in (0.3, 1.2):
         start = time.monotonic()
@@ -388,7 +388,7 @@ def test_connect_without_a_server():
     unused.close()
 
 
-def test_connect_to_a_server_that_starts_late():
+def test_connect_waits_for_a_server_that_starts_late():
     unused, port = free_port()
     opened = []
     thread = threading.Thread(target=lambda: opened.append(dldist.TCPStore(LOOPBACK, port, timeout=LONG)))
@@ -402,7 +402,7 @@ def test_connect_to_a_server_that_starts_late():
     assert server.get("a") == b"1"
 
 
-def test_connect_to_a_silent_listener():
+def test_connect_to_a_silent_listener_times_out():
     """A listener that accepts but sends nothing must not block: the handshake has the deadline."""
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
@@ -415,7 +415,7 @@ def test_connect_to_a_silent_listener():
     listener.close()
 
 
-def test_connect_to_a_server_of_another_protocol():
+def test_connect_to_a_server_of_another_protocol_is_an_error():
     """A server of another protocol must cause a network error that names the address, at the latest
     at the deadline."""
     listener = socket.socket()
@@ -472,7 +472,7 @@ def connects(address, port, family=socket.AF_INET):
         return True
 
 
-def test_ipv6():
+def test_server_can_listen_on_ipv6():
     need_ipv6()
     server = master(host="::1")
     client = dldist.TCPStore("::1", server.port, timeout=LONG)
@@ -483,7 +483,7 @@ def test_ipv6():
         client.get("absent", timeout=SHORT)
 
 
-def test_localhost():
+def test_server_can_listen_on_localhost():
     server = master(host="localhost")
     client = dldist.TCPStore("localhost", server.port, timeout=LONG)
     client.set("a", "1")
@@ -505,7 +505,7 @@ def test_listens_on_all_addresses_on_request():
     assert server.get("a") == b"1"
 
 
-def test_master_listen_fd():
+def test_master_listens_on_the_given_descriptor_and_closes_it():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -517,7 +517,7 @@ def test_master_listen_fd():
     assert not connects(LOOPBACK, port)
 
 
-def test_master_listen_fd_of_another_port():
+def test_master_listen_fd_of_another_port_is_rejected():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     bound = listener.getsockname()[1]
@@ -581,7 +581,7 @@ def test_address_is_released_with_the_master():
 # -- secrets -------------------------------------------------------------------------------------
 
 
-def test_right_secret():
+def test_client_with_the_right_secret_is_accepted():
     server = master(secret="open sesame")
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG, secret=b"open sesame")
     client.set("a", "1")
@@ -624,7 +624,7 @@ def test_client_without_the_secret_is_rejected():
 
 
 @pytest.mark.torch
-def test_torch_client_of_a_server_with_a_secret():
+def test_torch_client_of_a_server_with_a_secret_is_rejected():
     import torch.distributed
 
     server = master(secret="s")
@@ -634,7 +634,7 @@ def test_torch_client_of_a_server_with_a_secret():
 
 
 @pytest.mark.torch
-def test_secret_against_torchs_server():
+def test_secret_is_an_error_with_torchs_server():
     import torch.distributed
 
     server = torch.distributed.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
@@ -642,7 +642,7 @@ def test_secret_against_torchs_server():
         dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=3), secret="s")
 
 
-def test_secret_of_the_environment(procs, monkeypatch):
+def test_secret_is_read_from_the_environment(procs, monkeypatch):
     monkeypatch.setenv("DLDIST_SECRET", "from the environment")
     server = master()
     child = procs.start(workers.secret_client, server.port)
@@ -655,7 +655,7 @@ def test_secret_of_the_environment(procs, monkeypatch):
         dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=3))
 
 
-def test_secret_argument_type():
+def test_secret_of_a_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="secret"):
         master(secret=3)
 

@@ -70,7 +70,7 @@ def on_threads(functions):
     return results
 
 
-def test_every_collective(stubs):
+def test_every_collective_of_comms_is_right(stubs):
     with nccl.NcclComms([0, "cuda:1", 2]) as comms:
         assert comms.size == 3 and comms.devices == [0, 1, 2]
         x = [array(stubs, [device + 1.0], device) for device in range(3)]
@@ -99,7 +99,7 @@ def test_every_collective(stubs):
         comms.all_reduce(x)
 
 
-def test_explicit_streams(stubs):
+def test_explicit_streams_are_used(stubs):
     streams = [stubs.cuda.make_stream(device) for device in range(2)]
     x = [array(stubs, [1.0], device) for device in range(2)]
     with nccl.NcclComms([0, 1]) as comms:
@@ -116,7 +116,7 @@ def test_explicit_streams(stubs):
 
 
 @pytest.mark.parametrize("kind", ["exchange", "torch", "torch_exchange", "cupy"])
-def test_current_streams_of_libraries(stubs, framework, kind):
+def test_current_streams_of_libraries_are_used(stubs, framework, kind):
     """Collectives must use each device's current stream: after earlier work, before later work."""
     streams = [stubs.cuda.make_stream(device) for device in range(2)]
     arrays = [array(stubs, [0.0], device) for device in range(2)]
@@ -175,7 +175,7 @@ def memory_of(address):
     return float(numpy.frombuffer(ctypes.string_at(address, 4), "float32")[0])
 
 
-def test_split_for_threads(stubs):
+def test_parts_of_a_split_have_their_rank_and_device(stubs):
     comms = nccl.NcclComms([0, 1])
     parts = comms.split()
     assert [(part.rank, part.world_size, part.device) for part in parts] == [(0, 2, 0), (1, 2, 1)]
@@ -200,7 +200,7 @@ def test_split_for_threads(stubs):
         parts[0].all_reduce([])
 
 
-def test_init_by_unique_id(stubs):
+def test_ranks_connect_by_a_unique_id(stubs):
     uid = nccl.NcclUniqueId()
     assert len(uid.as_bytes()) == 128
     for same in (nccl.NcclUniqueId(bytes(uid)), pickle.loads(pickle.dumps(uid)), copy.copy(uid)):
@@ -234,7 +234,7 @@ def test_missing_rank_is_a_timeout(stubs):
 
 
 @pytest.mark.parametrize("where", ["on the device", "on the host"])
-def test_abort_through_handles(stubs, where):
+def test_abort_handle_ends_a_waiting_call(stubs, where):
     """Abort while the other rank never joins: the kernel waits or, in a first collective, the
     calling thread."""
     first, second = nccl.NcclComms([0, 1]).split()
@@ -291,7 +291,7 @@ def test_close_does_not_wait_for_a_hung_call(stubs):
     assert stubs.nccl.calls("ncclCommDestroy") == 1
 
 
-def test_abort_during_a_call(stubs):
+def test_abort_during_a_call_ends_it(stubs):
     comms = nccl.NcclComms([0, 1])
     x = [array(stubs, [1.0], device) for device in range(2)]
     stubs.nccl.hang("ncclGroupEnd", ms=300)

@@ -108,7 +108,7 @@ def test_estimated_calls_do_not_run(stubs):
 
 
 @needs_estimates
-def test_the_first_calls_of_a_group(stubs):
+def test_first_calls_of_a_group_are_estimated(stubs):
     """The first calls must make the communicator."""
 
     def run(group, rank):
@@ -146,7 +146,7 @@ def test_one_rank_is_not_estimated(stubs):
 
 
 @needs_estimates
-def test_block_without_calls(stubs, group):
+def test_block_without_calls_has_no_estimate(stubs, group):
     for call in (lambda: None, lambda: group.all_reduce(array(stubs, []))):
         group._start_time_estimate()
         call()
@@ -208,7 +208,7 @@ def test_messages_are_rejected(stubs, pair, group):
 
 @needs_estimates
 @pytest.mark.parametrize("is_connected", [False, True])
-def test_nonblocking_communicators(stubs, is_connected):
+def test_nonblocking_communicators_are_rejected(stubs, is_connected):
     """With nonblocking communicators NCCL would carry out the calls instead of estimating them."""
 
     before = stubs.nccl.calls("ncclGroupSimulateEnd")

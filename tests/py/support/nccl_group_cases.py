@@ -95,7 +95,7 @@ def test_named_stream_waits_and_the_host_does_not(stubs):
     group.close()
 
 
-def test_forms_of_streams(stubs):
+def test_streams_are_accepted_in_every_form(stubs):
     class Protocol:
         def __cuda_stream__(self):
             return (0, 1234)
@@ -156,7 +156,7 @@ def test_dropped_work_keeps_its_tensors_until_the_device_is_done(stubs):
     group.close()
 
 
-def test_callbacks_and_futures(stubs):
+def test_callbacks_run_and_futures_have_the_tensors(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     x = array(stubs, [3])
     done = threading.Event()
@@ -167,7 +167,7 @@ def test_callbacks_and_futures(stubs):
     group.close()
 
 
-def test_arrays_in_nccl_memory(stubs):
+def test_arrays_can_be_in_nccl_memory(stubs):
     if nccl.get_version() < (2, 19, 1):
         with _core.NcclGroup(None, 0, 1, device=0) as group, pytest.raises(NotImplementedError, match="ncclMemAlloc needs NCCL 2.19"):
             group.empty(1)
@@ -293,7 +293,7 @@ def test_abort_can_be_interrupted(stubs):
     interrupt(stubs, "ncclCommAbort", leave)
 
 
-def test_no_leaks(stubs):
+def test_groups_leak_nothing(stubs):
     kinds = ("stream", "event", "allocation", "comm")
 
     def use():
@@ -315,7 +315,7 @@ def test_no_leaks(stubs):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "complex64"])
-def test_dtypes(stubs, dtype):
+def test_tensors_of_every_dtype_are_reduced(stubs, dtype):
     values = numpy.asarray([1, 0, 1]).astype(nccl_stubs.DTYPES[dtype][2])
     if dtype == "bfloat16":
         values = numpy.asarray([0x3F80, 0, 0x3F80], "uint16")  # 1, 0, 1
@@ -404,7 +404,7 @@ def call_methods_of_a_group(stubs, group, rank):
     return refused
 
 
-def test_methods_of_a_group_except_plans_scan_and_monitored_barrier(stubs):
+def test_group_has_all_methods_except_plans_scan_and_monitored_barrier(stubs):
     for refused in on_ranks(2, lambda group, rank: call_methods_of_a_group(stubs, group, rank)):
         others = {name for name in dir(dldist.Group) if name.startswith("plan_") or name == "monitored_barrier"}
         assert refused.pop("scan").startswith("scan: NCCL has no scan: move the tensors to the CPU")
@@ -451,7 +451,7 @@ def test_async_error_reaches_every_rank_and_work(stubs):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "recv"])
-def test_abort_from_another_thread(stubs, name):
+def test_abort_from_another_thread_ends_the_call(stubs, name):
     """The other rank never joins; an abort must end the waiting call."""
     come = threading.Event()
 
@@ -493,7 +493,7 @@ def test_abort_from_another_thread(stubs, name):
 # ---- one process, several devices
 
 
-def test_collectives_of_comms(stubs):
+def test_collectives_of_comms_are_right(stubs):
     with nccl.NcclComms([0, "cuda:1", 2]) as comms:
         assert comms.size == 3 and comms.devices == [0, 1, 2]
         streams = [stubs.cuda.make_stream(device) for device in range(3)]

@@ -228,7 +228,7 @@ def of_device(answer):
     return Array
 
 
-def test_forms_of_devices(stubs):
+def test_devices_are_accepted_in_every_form(stubs):
     group = _core.NcclGroup(None, 0, 1, device=1)
     for answer in ((2, 1), (Number(2), Number(1)), [2, 1]):
         group.all_reduce(of_device(answer)(stubs, numpy.asarray([1.0], "float32"), device=1))

@@ -94,7 +94,7 @@ def calls_of_check_all(size, ncounts, native):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_dtype_root_and_size(stubs, size):
+def test_every_dtype_root_and_size_is_right(stubs, size):
     names = [name for name in DTYPES if name in dir(numpy) or name == "bool"]
     assert len(names) >= 10
     counter = Counter(stubs)
@@ -108,7 +108,7 @@ def test_every_dtype_root_and_size(stubs, size):
 
 
 @pytest.mark.parametrize("blocking", [0, 1])
-def test_communicators_of_both_kinds(stubs, blocking):
+def test_blocking_and_nonblocking_communicators_are_right(stubs, blocking):
     counter = Counter(stubs)
     on_ranks(2, lambda group, rank: check_all(group, lambda x: array(stubs, x, rank), [3]), config={"blocking": blocking})
     assert counter.made() == calls_of_check_all(2, 1, HAS_NATIVE)
@@ -137,7 +137,7 @@ def test_uneven_sizes_are_messages(stubs):
     assert counter.made() == {"ncclSend": 12, "ncclRecv": 12}
 
 
-def test_tensors_in_place_and_with_gaps(stubs):
+def test_tensors_in_place_and_with_gaps_are_staged(stubs):
     """Tensors must be staged as in any call, so that NCCL gets contiguous blocks."""
     counter = Counter(stubs)
 
@@ -158,7 +158,7 @@ def test_tensors_in_place_and_with_gaps(stubs):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(4, 2, 0), sent=5)
 
 
-def test_in_a_coalescing_block(stubs):
+def test_native_calls_work_in_a_coalescing_block(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -177,7 +177,7 @@ def test_in_a_coalescing_block(stubs):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 2, 0), sent=3)
 
 
-def test_in_a_graph(stubs, framework):
+def test_native_calls_work_in_a_graph(stubs, framework):
     everybody = threading.Barrier(2)
 
     def run(group, rank):
@@ -206,7 +206,7 @@ def test_in_a_graph(stubs, framework):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 0, 0), sent=2)
 
 
-def test_c10d_calls(stubs):
+def test_c10d_calls_use_native_calls(stubs):
     counter = Counter(stubs)
     store = dldist.HashStore()
 
@@ -241,7 +241,7 @@ def test_messages_can_be_forced_on_all_ranks(stubs):
     assert counter.made() == {name: 2 * count for name, count in sent.items()}
 
 
-def test_setting_of_the_environment(monkeypatch):
+def test_setting_is_read_from_the_environment(monkeypatch):
     assert library.group_settings()["grouped_messages"] is False
     monkeypatch.setenv("DLDIST_NCCL_GROUPED_MESSAGES", "1")
     assert library.group_settings()["grouped_messages"] is True

@@ -128,7 +128,7 @@ def test_stream_of_a_library_is_ordered_and_the_host_continues(stubs, framework,
     framework.asked_streams.clear()
 
 
-def test_two_libraries_on_two_streams_in_one_call(stubs, framework):
+def test_two_libraries_may_use_two_streams_in_one_call(stubs, framework):
     def run(group, rank):
         group.connect()
         first_side, second_side = Side(stubs, framework, rank), Side(stubs, framework, rank)

@@ -59,7 +59,7 @@ def pair():
 # ---- works
 
 
-def test_threads_wait_for_one_work(pair):
+def test_threads_may_wait_for_one_work(pair):
     for _ in range(NROUNDS):
         message = ints(0)
         work = pair[0].irecv(message, 1)
@@ -72,7 +72,7 @@ def test_threads_wait_for_one_work(pair):
         assert len({id(result) for result in together(*[work.result] * NTHREADS)}) == 1
 
 
-def test_threads_wait_for_one_work_with_a_strided_output(pair):
+def test_threads_may_wait_for_one_work_with_a_strided_output(pair):
     for round_number in range(NROUNDS):
         memory = ints(*range(16))
         output = memoryview(memory)[::2]
@@ -141,7 +141,7 @@ def test_plan_started_by_threads_keeps_its_strided_tensor_intact(group):
     assert memory == ints(*range(64))
 
 
-def test_plan_closed_while_threads_use_it(group):
+def test_plan_may_be_closed_while_threads_use_it(group):
     for _ in range(NROUNDS):
         plan = group.plan_all_reduce(ints(1))
         uses = [plan, plan.start, plan.wait, plan.is_completed, lambda plan=plan: plan.tensors]
@@ -190,7 +190,7 @@ def test_plan_that_cannot_be_started_again_keeps_its_failure(pair):
     assert set(waited) == {str(failure.value)}
 
 
-def test_lists_of_plans_started_by_threads(group):
+def test_lists_of_plans_may_be_started_by_threads(group):
     plans = [group.plan_all_reduce(ints(i)) for i in range(3)]
     sequence = group.sequence
     starts = []
@@ -234,7 +234,7 @@ def test_threads_run_different_collectives_on_one_group(group):
     assert group.sequence == sequence + 3 * NTHREADS * NROUNDS
 
 
-def test_group_closed_while_threads_post_and_read():
+def test_group_may_be_closed_while_threads_post_and_read():
     for _ in range(NROUNDS):
         group = dldist.Group(None, 0, 1, timeout=LIMIT_S)
 
@@ -261,7 +261,7 @@ def test_group_initialised_by_threads_opens_once():
         group.close()
 
 
-def test_lists_of_groups_while_threads_drop_groups():
+def test_lists_of_groups_stay_valid_while_threads_drop_groups():
     tensor = ints(1)
 
     def make():
@@ -296,7 +296,7 @@ def test_recorders_of_threads_are_separate(group):
     together(*[use] * NTHREADS)
 
 
-def test_list_changed_while_a_call_reads_it(group):
+def test_list_may_change_while_a_call_reads_it(group):
     tensors = [ints(1) for _ in range(4)]
     is_done = threading.Event()
 

@@ -181,7 +181,7 @@ def test_many_tensor_classes_are_cached_concurrently():
     gc.collect()
 
 
-def test_first_numpy_array_on_many_threads():
+def test_first_numpy_array_may_be_used_by_many_threads():
     pytest.importorskip("numpy")
     program = """
 import threading, numpy, dldist
@@ -273,7 +273,7 @@ def test_recorder_is_read_while_it_records():
         reader.join()
 
 
-def test_foreign_records_of_many_threads():
+def test_foreign_records_may_be_made_by_many_threads():
     group = _core._add_recorded_group("foreign", "of a test", 0, [0, 1])
     shapes = [("float32", (2, 3))] * 4
 

@@ -117,7 +117,7 @@ def test_blocked_calls_have_separate_timeouts(kind, opened):
 
 
 @pytest.mark.deadline(60)
-def test_one_client_used_by_many_threads(kind, opened):
+def test_one_client_may_be_used_by_many_threads(kind, opened):
     """Responses must reach the calling thread."""
     store, _ = opened
     errors = []

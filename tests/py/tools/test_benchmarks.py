@@ -25,7 +25,7 @@ def run_benchmark(*arguments, json_file):
     return done.stdout, json.loads(json_file.read_text())
 
 
-def test_calls_after_work_during_noise(tmp_path):
+def test_benchmark_measures_calls_after_work_during_noise(tmp_path):
     shown, report = run_benchmark(
         "--peers", "dldist,dldist-plan,mpich5", "--mpi-folder", tmp_path, "--ops", "all_reduce,sendrecv", "--sizes", "8",
         "--rounds", "1", "--every", "50us", "--noise", "1of10", "--block-ms", "1", json_file=tmp_path / "report.json",
@@ -40,7 +40,7 @@ def test_calls_after_work_during_noise(tmp_path):
     assert "mpich5 is left out" in shown or "mpich" in report["versions"].get("mpich5", "").lower()
 
 
-def test_consecutive_calls(tmp_path):
+def test_benchmark_measures_consecutive_calls(tmp_path):
     _, report = run_benchmark(
         "--peers", "dldist", "--ops", "barrier", "--ranks", "3", "--rounds", "1", "--block-ms", "1", "--no-probe",
         json_file=tmp_path / "report.json",

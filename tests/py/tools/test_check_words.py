@@ -118,12 +118,12 @@ def test_files_that_cannot_be_checked_are_errors(tmp_path, name, content):
     ("net: " + "share " * 12 + "it", "79 characters, expected at most 72"),
     ("net: let somebody connect", "no actor"),  # words: ok
 ])
-def test_subjects(subject, problem):
+def test_problems_of_subjects_are_found(subject, problem):
     problems = "\n".join(check_words.subject_problems(subject))
     assert problem in problems if problem else problems == ""
 
 
-def test_subjects_of_commits(tmp_path):
+def test_subjects_of_commits_are_checked(tmp_path):
     def git(*arguments):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True, timeout=60)
 

@@ -77,7 +77,7 @@ def test_failed_step_does_not_stop_the_others(tree):
     assert "   | it differs" in done.stdout
 
 
-def test_all_steps_succeed(tree):
+def test_successful_steps_are_passed_in_the_summary(tree):
     done = run(tree, "--steps", "one_rank,bench", OUT=str(tree / "out"))
     assert done.returncode == 0, done.stdout
     assert {result for result, _ in summary(tree / "out").values()} == {"passed"}
@@ -148,7 +148,7 @@ def test_machine_without_a_second_nccl_skips_its_step(tree):
         (["a", "b"], "one folder is enough: b"),
     ],
 )
-def test_wrong_arguments(tree, arguments, text):
+def test_wrong_arguments_are_rejected(tree, arguments, text):
     done = run(tree, *arguments)
     assert done.returncode == 2 and text in done.stderr
     assert (tree / "calls").read_text() == ""

@@ -11,7 +11,7 @@ import fuzz_python  # noqa: E402
 
 
 @pytest.mark.parametrize("parser", fuzz_python.PARSERS)
-def test_parser(parser, tmp_path, monkeypatch):
+def test_parser_survives_fuzzed_input(parser, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the input of a failure is written here
     assert fuzz_python.fuzz(parser, seconds=10, seed=1, most=300) > 30
 
