@@ -107,7 +107,7 @@ reduce_one_region(team_rank *self)
 }
 
 /* Every rank needs the regions of all other ranks at the same time. */
-TEST(regions_of_twenty_ranks)
+TEST(all_reduce_sums_the_regions_of_twenty_ranks)
 {
     team_options options = {.size = 20};
     team_run(&options, reduce_one_region, NULL);

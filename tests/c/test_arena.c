@@ -285,57 +285,57 @@ play_team(team_options options, test_plan plan)
     arena_team_run(&options, play_all, &plan);
 }
 
-TEST(one_rank)
+TEST(collectives_of_one_rank_are_correct)
 {
     play_team((team_options){.nranks = 1}, (test_plan){.seed = 1, .ncases = 300, .max_nbytes = MAX_BLOCK});
 }
 
-TEST(two_ranks)
+TEST(collectives_of_two_ranks_are_correct)
 {
     play_team((team_options){.nranks = 2}, (test_plan){.seed = 2, .ncases = 300, .max_nbytes = MAX_BLOCK});
 }
 
-TEST(two_processes)
+TEST(collectives_of_two_processes_are_correct)
 {
     play_team((team_options){.nranks = 2, .is_forked = true, .is_lazy = true},
               (test_plan){.seed = 3, .ncases = 300, .max_nbytes = MAX_BLOCK});
 }
 
-TEST(three_ranks)
+TEST(collectives_of_three_ranks_are_correct)
 {
     play_team((team_options){.nranks = 3, .is_lazy = true},
               (test_plan){.seed = 4, .ncases = 150, .max_nbytes = MAX_BLOCK});
 }
 
-TEST(four_ranks)
+TEST(collectives_of_four_ranks_are_correct)
 {
     play_team((team_options){.nranks = 4}, (test_plan){.seed = 5, .ncases = 120, .max_nbytes = MAX_BLOCK});
 }
 
-TEST(four_processes)
+TEST(collectives_of_four_processes_are_correct)
 {
     play_team((team_options){.nranks = 4, .is_forked = true},
               (test_plan){.seed = 6, .ncases = 120, .max_nbytes = MAX_BLOCK});
 }
 
-TEST(five_ranks)
+TEST(collectives_of_five_ranks_are_correct)
 {
     play_team((team_options){.nranks = 5, .is_lazy = true},
               (test_plan){.seed = 7, .ncases = 150, .max_nbytes = 300000});
 }
 
-TEST(seven_ranks)
+TEST(collectives_of_seven_ranks_are_correct)
 {
     play_team((team_options){.nranks = 7}, (test_plan){.seed = 8, .ncases = 100, .max_nbytes = 300000});
 }
 
-TEST(eight_processes)
+TEST(collectives_of_eight_processes_are_correct)
 {
     play_team((team_options){.nranks = 8, .is_forked = true},
               (test_plan){.seed = 9, .ncases = 100, .max_nbytes = 300000});
 }
 
-TEST(crowded_ranks)
+TEST(collectives_of_crowded_ranks_are_correct)
 {
     play_team((team_options){.nranks = 2, .is_crowded = true},
               (test_plan){.seed = 40, .ncases = 200, .max_nbytes = MAX_BLOCK});
@@ -349,19 +349,19 @@ TEST(crowded_ranks)
               (test_plan){.seed = 44, .ncases = 15, .max_nbytes = 100000});
 }
 
-TEST(sixteen_ranks)
+TEST(collectives_of_sixteen_ranks_are_correct)
 {
     play_team((team_options){.nranks = 16}, (test_plan){.seed = 10, .ncases = 40, .max_nbytes = 100000});
 }
 
-TEST(sixty_four_ranks)
+TEST(collectives_of_sixty_four_ranks_are_correct)
 {
     play_team((team_options){.nranks = 64, .is_sleeping = true},
               (test_plan){.seed = 11, .ncases = 4, .max_nbytes = 5000});
 }
 
 /* The bits of the ranks fill more than one word, and more than two. */
-TEST(many_ranks)
+TEST(collectives_of_more_than_sixty_four_ranks_are_correct)
 {
     play_team((team_options){.nranks = 70, .is_sleeping = true, .is_crowded = true},
               (test_plan){.seed = 12, .ncases = 6, .max_nbytes = 5000});
@@ -369,7 +369,7 @@ TEST(many_ranks)
               (test_plan){.seed = 13, .ncases = 3, .max_nbytes = 3000});
 }
 
-TEST(small_operations_with_delays)
+TEST(small_operations_with_delays_are_correct)
 {
     for (int nranks = 2; nranks <= 4; nranks++) {
         play_team((team_options){.nranks = nranks, .is_delayed = true},
@@ -377,7 +377,7 @@ TEST(small_operations_with_delays)
     }
 }
 
-TEST(sleeping_ranks)
+TEST(collectives_of_sleeping_ranks_are_correct)
 {
     play_team((team_options){.nranks = 2, .is_sleeping = true, .is_lazy = true},
               (test_plan){.seed = 30, .ncases = 500, .max_nbytes = 100000});
@@ -387,7 +387,7 @@ TEST(sleeping_ranks)
               (test_plan){.seed = 32, .ncases = 150, .max_nbytes = 50000});
 }
 
-TEST(sleepers_before_fences_are_enabled)
+TEST(ranks_that_sleep_before_fences_are_enabled_are_woken)
 {
     play_team((team_options){.nranks = 2, .is_sleeping = true, .is_forked = true, .fence = TEAM_UNFENCED},
               (test_plan){.seed = 33, .ncases = 300, .max_nbytes = 20000});

@@ -631,7 +631,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
 }
 
 /* Three crowded ranks: streaming starts at 32 MiB of outputs in all. */
-TEST(results_of_large_operations_go_past_the_caches)
+TEST(results_of_large_operations_bypass_the_caches)
 {
     const size_t least = ((size_t)32 << 20) / NRANKS / sizeof(float) + 1;
     for (size_t count = least - 2; count <= least; count += 2) {
@@ -720,7 +720,7 @@ TEST(regions_are_identified_by_rank_and_number)
     dd_fork_close(fd);
 }
 
-TEST(no_memory)
+TEST(attaching_without_memory_returns_an_error)
 {
     int fd = -1;
     REQUIRE_OK(dd_arena_create(2, false, &fd, check_err()));

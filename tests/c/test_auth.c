@@ -27,7 +27,7 @@ check_sha256(dd_bytes message, const char *expected)
     check_hex(digest, expected);
 }
 
-TEST(sha256_vectors)
+TEST(sha256_matches_the_known_digests)
 {
     check_sha256(BYTES(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     check_sha256(BYTES("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -41,7 +41,7 @@ TEST(sha256_vectors)
     free(many);
 }
 
-TEST(sha256_in_pieces)
+TEST(sha256_in_pieces_equals_sha256_of_the_whole)
 {
     uint8_t data[200];
     for (size_t i = 0; i < sizeof data; i++) {
@@ -77,7 +77,7 @@ check_hmac(dd_bytes key, dd_bytes message, const char *expected)
 }
 
 /* The vectors of RFC 4231. */
-TEST(hmac_sha256_vectors)
+TEST(hmac_sha256_matches_the_vectors_of_rfc_4231)
 {
     uint8_t aa[131];
     uint8_t b0b[20];
@@ -133,7 +133,7 @@ TEST(proofs_of_all_sides_have_their_bytes)
     }
 }
 
-TEST(proof_depends_on_everything)
+TEST(proof_depends_on_every_input)
 {
     struct {
         uint8_t opening[80];

@@ -510,7 +510,7 @@ run_roots(carry_case test_case)
     }
 }
 
-TEST(moving_collectives)
+TEST(moving_collectives_give_correct_results)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         for (int dtype = 0; dtype < DD_DTYPE_COUNT && !dd_coll_is_folding((dd_coll)coll); dtype++) {
@@ -541,7 +541,7 @@ run_folds(dd_coll coll)
     }
 }
 
-TEST(folding_collectives)
+TEST(folding_collectives_give_correct_results)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         if (dd_coll_traits_of[coll].is_fold && dd_coll_traits_of[coll].is_common) {
@@ -550,7 +550,7 @@ TEST(folding_collectives)
     }
 }
 
-TEST(many_ranks)
+TEST(collectives_of_many_ranks_give_correct_results)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         if (!dd_coll_traits_of[coll].is_common) {
@@ -566,7 +566,7 @@ TEST(many_ranks)
 
 /* ---- NaN, which libraries may lose */
 
-TEST(calls_that_check_for_nan)
+TEST(only_min_and_max_of_floats_need_a_check_for_nan)
 {
     dd_carried_call call = {.coll = DD_COLL_ALL_REDUCE, .dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_MIN};
     CHECK(dd_carried_needs_nan(&call));
@@ -596,7 +596,7 @@ packed_case(size_t count)
                         .count = count};
 }
 
-TEST(no_memory_to_create_it)
+TEST(creating_a_conversion_without_memory_fails)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     int nfailures = 0;
@@ -614,7 +614,7 @@ TEST(no_memory_to_create_it)
     dd_conversion_destroy(NULL);
 }
 
-TEST(no_memory_to_place)
+TEST(a_conversion_works_after_its_memory_could_not_be_allocated)
 {
     carry_case test_case = packed_case(100);
     carry_world world;

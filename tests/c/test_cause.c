@@ -58,7 +58,7 @@ check_same(const dd_cause *in, const dd_cause *out)
     CHECK(strcmp(out->text, in->text) == 0);
 }
 
-TEST(every_cause_round_trip)
+TEST(every_cause_survives_a_round_trip)
 {
     for (int kind = DD_CAUSE_OTHER; kind <= DD_CAUSE_REVOKED; kind++) {
         dd_cause in = sample((dd_cause_kind)kind);
@@ -70,7 +70,7 @@ TEST(every_cause_round_trip)
     }
 }
 
-TEST(a_text_of_the_maximum_length_round_trip)
+TEST(a_text_of_maximum_length_survives_a_round_trip)
 {
     dd_cause in = sample(DD_CAUSE_OTHER);
     dd_cause out;

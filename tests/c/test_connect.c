@@ -250,17 +250,17 @@ check_dial(bool is_shm, dd_bytes secret)
     check_links(&options);
 }
 
-TEST(dial_over_shared_memory)
+TEST(dialling_over_shared_memory_connects_two_processes)
 {
     check_dial(true, BYTES(""));
 }
 
-TEST(dial_over_tcp)
+TEST(dialling_over_tcp_connects_two_processes)
 {
     check_dial(false, BYTES(""));
 }
 
-TEST(dial_with_a_secret)
+TEST(dialling_with_a_common_secret_connects)
 {
     check_dial(true, BYTES("sesame"));
     check_dial(false, BYTES("sesame"));
@@ -388,7 +388,7 @@ check_failed_dial(const dd_connect_options *ours, const dd_connect_options *thei
     close_node(&a);
 }
 
-TEST(secrets_that_differ)
+TEST(dialling_with_another_secret_fails)
 {
     for (int is_shm = 0; is_shm < 2; is_shm++) {
         dd_connect_options none = default_options();
@@ -403,7 +403,7 @@ TEST(secrets_that_differ)
     }
 }
 
-TEST(encryption_on_only_one_side)
+TEST(dialling_fails_if_only_one_side_encrypts)
 {
     dd_connect_options on = default_options();
     on.is_shm_disabled = true;
@@ -458,7 +458,7 @@ TEST(modified_sealed_hellos_are_refused)
     CHECK_INT(verdict_on(40, 1), CONNECT_DENIED);       /* a valid lane */
 }
 
-TEST(another_process_at_the_address)
+TEST(dialling_fails_if_another_process_uses_the_address)
 {
     for (int is_shm = 0; is_shm < 2; is_shm++) {
         dd_connect_options options = default_options();
@@ -525,7 +525,7 @@ TEST(falls_back_to_tcp)
 }
 
 /* The first address belongs to another process, the second to none, and the third never answers. */
-TEST(unreachable_addresses_before_a_reachable_one)
+TEST(a_reachable_address_is_found_after_unreachable_ones)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -584,7 +584,7 @@ is_closed_soon(int fd)
     return false;
 }
 
-TEST(garbage_to_the_port)
+TEST(connections_that_send_garbage_are_closed)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -619,7 +619,7 @@ TEST(garbage_to_the_port)
     close_node(&b);
 }
 
-TEST(hello_of_another_version)
+TEST(a_hello_of_another_version_is_answered_with_the_version)
 {
     dd_connect_options options = default_options();
     node b;
@@ -641,7 +641,7 @@ TEST(hello_of_another_version)
 }
 
 /* An older version of dldist answers with its version. */
-TEST(answer_of_another_version)
+TEST(an_answer_of_another_version_fails_the_dial)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -707,7 +707,7 @@ TEST(silent_connections_do_not_keep_others_out)
 
 /* Many more silent connections than the limit, before and around a dialler's: the dialler is
  * answered quickly. */
-TEST(flood_of_silent_connections)
+TEST(a_flood_of_silent_connections_does_not_delay_a_dial)
 {
     enum { COUNT = 500 };
     dd_connect_options options = default_options();
@@ -818,7 +818,7 @@ TEST(silent_connections_end_at_the_deadline)
 
 /* ---- ports */
 
-TEST(ports_of_a_range)
+TEST(ports_are_taken_from_the_range_until_none_is_free)
 {
     /* First find a free range: the port that the kernel chose, and the following ports. */
     dd_connect_options options = default_options();
@@ -893,7 +893,7 @@ TEST(ports_close_and_open_again)
     close_node(&b);
 }
 
-TEST(loopback_first_and_more_later)
+TEST(a_loopback_port_stays_open_when_more_ports_are_opened)
 {
     dd_connect_options options = default_options();
     options.ifnames = "";
@@ -963,7 +963,7 @@ TEST(congestion_control_is_set)
 
 /* ---- lifetime */
 
-TEST(close_in_the_middle_of_everything)
+TEST(closing_at_any_moment_leaves_no_descriptors)
 {
     int nfds_before = count_fds();
     for (int round = 0; round < 60; round++) {
@@ -983,7 +983,7 @@ TEST(close_in_the_middle_of_everything)
     }
 }
 
-TEST(close_while_dialling_the_silent)
+TEST(closing_does_not_wait_for_a_silent_peer)
 {
     dd_connect_options options = default_options();
     node a;
@@ -1004,7 +1004,7 @@ TEST(close_while_dialling_the_silent)
     dd_sock_close(silent);
 }
 
-TEST(close_in_a_forked_child)
+TEST(closing_in_a_forked_child_keeps_the_parents_links)
 {
     dd_connect_options options = default_options();
     node a;
@@ -1029,7 +1029,7 @@ TEST(close_in_a_forked_child)
 
 /* Whichever allocation fails: open returns an error, dial returns an error, or the owner is
  * notified that the dial failed. */
-TEST(without_memory)
+TEST(every_failed_allocation_is_reported)
 {
     int nfds_before = count_fds();
     dd_connect_options options = default_options();

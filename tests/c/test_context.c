@@ -68,7 +68,7 @@ exchange_sizes(rig_group *self, int rank)
     free(in);
 }
 
-TEST_BOTH(every_size_both_ways)
+TEST_BOTH(messages_of_every_size_arrive_both_ways)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -79,7 +79,7 @@ TEST_BOTH(every_size_both_ways)
     rig_close(&rig);
 }
 
-TEST_BOTH(every_size_in_a_ring_of_three)
+TEST_BOTH(messages_of_every_size_arrive_in_a_ring_of_three)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, is_shm));
@@ -87,7 +87,7 @@ TEST_BOTH(every_size_in_a_ring_of_three)
     rig_close(&rig);
 }
 
-TEST(every_size_to_self)
+TEST(messages_of_every_size_to_self_use_no_connection)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 1, true));
@@ -185,7 +185,7 @@ flood(rig_group *self, int rank)
     free(out);
 }
 
-TEST_BOTH(hundreds_in_flight_both_ways)
+TEST_BOTH(hundreds_of_messages_in_flight_arrive_both_ways)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -259,7 +259,7 @@ too_large(bool is_shm, size_t sent, size_t room, bool is_posted_first)
     free(in);
 }
 
-TEST_BOTH(message_too_large_for_its_receive)
+TEST_BOTH(a_message_too_large_for_its_receive_fails_only_that_receive)
 {
     too_large(is_shm, 1000, 999, true);
     too_large(is_shm, 1000, 999, false);
@@ -328,7 +328,7 @@ any_bytes(rig_group *rig, int from, int to, size_t nbytes)
     free(in);
 }
 
-TEST_BOTH(message_of_another_dtype)
+TEST_BOTH(a_message_of_another_dtype_is_a_mismatch)
 {
     static const size_t lengths[] = {16, 30000, 300000};
     rig_group rig;
@@ -412,7 +412,7 @@ check_stream(rig_group *self, size_t nbytes)
     free(in);
 }
 
-TEST_BOTH(cancel_at_every_stage)
+TEST_BOTH(cancelling_at_every_stage_leaves_the_context_usable)
 {
     enum { NBYTES = 8 << 20 };
     static const size_t lengths[] = {100, 30000, NBYTES};

@@ -29,7 +29,7 @@
 
 /* ---- status */
 
-TEST(status_names_and_texts)
+TEST(every_status_has_a_name_and_a_text)
 {
     for (int code = 0; code < DD_STATUS_COUNT; code++) {
         CHECK(strlen(dd_status_name((dd_status)code)) > 0);
@@ -42,7 +42,7 @@ TEST(status_names_and_texts)
     CHECK(strcmp(dd_status_text((dd_status)-1), "unknown status") == 0);
 }
 
-TEST(error_messages)
+TEST(errors_have_a_message_and_an_errno)
 {
     dd_error err = {.sys_errno = 5};
     CHECK_INT(dd_error_set(&err, DD_STORE, "key %d", 7), DD_STORE);
@@ -113,7 +113,7 @@ TEST(long_messages_are_cut)
 
 /* ---- bytes */
 
-TEST(bytes_compare)
+TEST(bytes_are_compared_by_length_and_content)
 {
     CHECK(dd_bytes_equal(BYTES(""), dd_bytes_of(NULL, 0)));
     CHECK(dd_bytes_equal(BYTES("a\0b"), BYTES("a\0b")));
@@ -127,7 +127,7 @@ TEST(bytes_compare)
     CHECK_INT(dd_bytes_of_string("four").len, 4);
 }
 
-TEST(bytes_print)
+TEST(bytes_are_printed_escaped_and_cut)
 {
     char out[16];
     CHECK(strcmp(dd_bytes_print(BYTES(""), out, sizeof out), "") == 0);
@@ -139,7 +139,7 @@ TEST(bytes_print)
     CHECK(strcmp(dd_bytes_print(BYTES("\xff\xff\xff\xff"), out, sizeof out), "\\xff\\xff\\xff...") == 0);
 }
 
-TEST(blobs)
+TEST(blobs_append_assign_and_consume_bytes)
 {
     dd_blob blob = {0};
     CHECK_OK(dd_blob_append(&blob, NULL, 0, check_err()));
@@ -164,7 +164,7 @@ TEST(blobs)
     dd_blob_fini(&blob);
 }
 
-TEST(blobs_without_memory)
+TEST(blobs_without_memory_keep_their_bytes)
 {
     dd_blob blob = {0};
     CHECK_OK(dd_blob_assign(&blob, BYTES("kept"), check_err()));
@@ -219,7 +219,7 @@ typedef struct number {
     char key[12];
 } number;
 
-TEST(lists)
+TEST(lists_keep_the_order_of_insertion)
 {
     dd_list head;
     number numbers[4];
@@ -322,7 +322,7 @@ TEST(map_keys_are_bytes)
     dd_map_fini(&other);
 }
 
-TEST(map_without_memory)
+TEST(a_map_without_memory_stays_unchanged)
 {
     dd_map map;
     number *numbers = calloc(NNUMBERS, sizeof *numbers);
@@ -348,7 +348,7 @@ TEST(map_without_memory)
 
 /* ---- time */
 
-TEST(deadlines)
+TEST(deadlines_are_clamped_to_the_valid_range)
 {
     int64_t now_ns = dd_clock_now_ns();
     CHECK(dd_deadline_after(DD_NS_PER_S) >= now_ns + DD_NS_PER_S);
@@ -359,7 +359,7 @@ TEST(deadlines)
     CHECK(dd_deadline_left_ns(now_ns + 60 * DD_NS_PER_S) > 0);
 }
 
-TEST(waits)
+TEST(waits_expire_at_their_deadline)
 {
     dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
     CHECK(!dd_wait_has_expired(&wait));
@@ -451,7 +451,7 @@ TEST(a_fork_changes_the_generation)
     CHECK_INT(dd_fork_generation(), ours);
 }
 
-TEST(log_levels)
+TEST(log_levels_are_parsed_regardless_of_case)
 {
     static const struct {
         const char *text;
@@ -466,7 +466,7 @@ TEST(log_levels)
     }
 }
 
-TEST(log_records)
+TEST(log_records_are_filtered_by_level_and_counted_if_lost)
 {
     dd_log_record record;
     dd_wait wait = dd_wait_after(0);
@@ -725,7 +725,7 @@ wait_for_it(void *arg)
 }
 
 /* The deadline holds even if the calendar is set back by an hour during the wait. */
-TEST(locks_with_a_deadline_are_waited_for_until_then)
+TEST(locks_with_a_deadline_are_waited_for_until_the_deadline)
 {
     dd_timed_lock lock;
     pthread_t thread;

@@ -322,12 +322,12 @@ measure_collectives(shared_state *state)
     }
 }
 
-TEST(collectives_of_two_ranks)
+TEST(collectives_of_two_ranks_stay_within_their_limits)
 {
     count_team(&(shared_state){.size = 2, .measure = measure_collectives});
 }
 
-TEST(collectives_of_four_ranks)
+TEST(collectives_of_four_ranks_stay_within_their_limits)
 {
     count_team(&(shared_state){.size = 4, .measure = measure_collectives});
 }
@@ -409,7 +409,7 @@ measure_messages(shared_state *state)
         awaited_limit);
 }
 
-TEST(messages)
+TEST(messages_stay_within_their_limits)
 {
     count_team(&(shared_state){.size = 2, .measure = measure_messages});
 }
@@ -694,7 +694,7 @@ receive_double(team_rank *self)
     CHECK(value == 1);
 }
 
-TEST(wakes_of_a_barrier)
+TEST(a_barrier_wakes_each_rank_at_most_once)
 {
     wake_state barrier = {.label = "barrier", .sleep = meet_in_barrier, .wake = meet_in_barrier};
     barrier.size = 2;
@@ -705,7 +705,7 @@ TEST(wakes_of_a_barrier)
     count_wakes(barrier);
 }
 
-TEST(wakes_of_a_message)
+TEST(a_message_wakes_its_receiver_at_most_once)
 {
     count_wakes(
         (wake_state){.size = 2, .label = "message", .sleep = receive_double, .wake = send_double, .most = 1});
@@ -764,7 +764,7 @@ run_waiting(void *arg)
     return leave();
 }
 
-TEST(costs_of_each_kind_of_wait)
+TEST(each_kind_of_wait_stays_within_its_limits)
 {
     static const dd_spin_policy policies[] = {DD_SPIN_ADAPTIVE, DD_SPIN_POLL, DD_SPIN_SLEEP};
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
@@ -814,7 +814,7 @@ count_copies(team_rank *self)
     }
 }
 
-TEST(copies_of_two_ranks)
+TEST(collectives_of_two_ranks_copy_no_more_than_their_limits)
 {
     if (!copy_counter_works()) {
         printf("    skipped: this build does not count copies\n");

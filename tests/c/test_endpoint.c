@@ -65,7 +65,7 @@ TEST(init_describes_this_process)
     CHECK(!dd_endpoint_is_same_host(&a, &b));
 }
 
-TEST(card_round_trip)
+TEST(an_endpoint_survives_a_round_trip)
 {
     dd_addr_list addrs;
     dd_endpoint endpoint = sample_endpoint(&addrs);
@@ -153,7 +153,7 @@ TEST(decode_fails_without_memory)
 
 /* ---- interfaces */
 
-TEST(interface_names)
+TEST(interfaces_are_chosen_by_their_names)
 {
     static const struct {
         const char *names;
@@ -201,7 +201,7 @@ check_choice(const dd_iface_list *list, const char *names, const char *first, co
     CHECK_BYTES(dd_bytes_of_string(all), dd_bytes_of_string(expected));
 }
 
-TEST(addresses_the_best_first)
+TEST(the_best_addresses_are_listed_first)
 {
     dd_iface_list list = {0};
     add_iface(&list, "lo", "127.0.0.1");
@@ -221,7 +221,7 @@ TEST(addresses_the_best_first)
     check_choice(&list, "wlan", NULL, "");
 }
 
-TEST(addresses_of_this_machine)
+TEST(addresses_of_this_machine_are_found)
 {
     dd_addr_list addrs = {0};
     REQUIRE_OK(dd_endpoint_find_addrs("", NULL, &addrs, check_err()));
@@ -289,7 +289,7 @@ TEST(presence_is_queried_by_several_threads)
     }
 }
 
-TEST(presence_at_addresses)
+TEST(presence_is_checked_at_the_addresses_of_the_endpoint)
 {
     dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};

@@ -545,7 +545,7 @@ TEST_BOTH(forked_child_only_frees)
     rig_close(&rig);
 }
 
-TEST(large_message_over_three_lanes)
+TEST(a_large_message_arrives_over_three_lanes)
 {
     enum { NBYTES = 20 << 20 };
     uint8_t *out = malloc(NBYTES);
@@ -737,7 +737,7 @@ TEST(links_of_unknown_processes_are_limited_and_closed)
     }
 }
 
-TEST(ranks_of_one_process)
+TEST(ranks_of_one_process_exchange_messages_and_aborts)
 {
     rig_group rig;
     REQUIRE(rig_open_engines(&rig, 1, true, 1));
@@ -806,7 +806,7 @@ TEST_BOTH(out_of_memory_ends_messages)
     }
 }
 
-TEST(out_of_memory_when_opening)
+TEST(opening_without_memory_returns_an_error)
 {
     for (long count = 0; count < 12; count++) {
         dd_connect_options options = rig_options(true, 1);
@@ -887,7 +887,7 @@ TEST(cancelled_send_is_not_received_as_something_else)
 
 /* The connection ends in the middle of a small message that was matched to its receive when its
  * first bytes arrived. */
-TEST(lost_in_the_middle_of_a_message_that_is_taken)
+TEST(a_receive_fails_if_the_connection_ends_in_mid_message)
 {
     enum { NBYTES = 32 << 10, COUNT = 8 }; /* with their headers more than the ring holds */
     static uint8_t out[NBYTES];
@@ -1090,7 +1090,7 @@ kick(void *arg)
 }
 
 /* For ThreadSanitizer: a process that has sent only to itself starts its background thread. */
-TEST(first_endpoint_is_made_while_another_thread_kicks)
+TEST(a_first_endpoint_is_created_while_another_thread_kicks)
 {
     dd_connect_options options = rig_options(true, 1);
     kicker self = {

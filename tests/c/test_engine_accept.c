@@ -295,7 +295,7 @@ accept_link_without_resources(bool is_linked, bool is_memory)
     }
 }
 
-TEST(links_that_cannot_be_accepted)
+TEST(a_link_that_cannot_be_accepted_is_an_error_of_its_peer)
 {
     for (int i = 0; i < 4; i++) {
         accept_link_without_resources(i % 2 == 1, i / 2 == 1);
@@ -367,7 +367,7 @@ TEST(the_end_of_an_earlier_dial_does_no_harm)
     dd_engine_release(self.engine);
 }
 
-TEST(links_of_peers_without_cards)
+TEST(an_unknown_peer_is_accepted_by_its_first_link_only)
 {
     victim self;
     int ends[2] = {-1, -1};

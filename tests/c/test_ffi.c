@@ -196,7 +196,7 @@ pass_on(team_rank *self)
     dd_ffi_program_destroy(program);
 }
 
-TEST(programs)
+TEST(programs_run_collectives_and_messages)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};

@@ -32,7 +32,7 @@ ask(dd_keyspace *ks, dd_store_op op, dd_bytes key)
     return result;
 }
 
-TEST(header_round_trip)
+TEST(a_header_survives_a_round_trip)
 {
     dd_file_header header = some_header();
     uint8_t bytes[DD_FILE_HEADER_BYTES];
@@ -55,7 +55,7 @@ TEST(header_round_trip)
     CHECK(!dd_file_header_is_of_run(dd_bytes_of(bytes, sizeof bytes), header.run_id));
 }
 
-TEST(header_cut_at_every_byte)
+TEST(a_header_cut_at_any_byte_is_broken)
 {
     dd_file_header header = some_header();
     uint8_t bytes[DD_FILE_HEADER_BYTES];
@@ -73,7 +73,7 @@ TEST(header_cut_at_every_byte)
     }
 }
 
-TEST(header_flipped_at_every_bit)
+TEST(a_header_with_any_flipped_bit_is_refused)
 {
     dd_file_header header = some_header();
     uint8_t bytes[DD_FILE_HEADER_BYTES];
@@ -98,7 +98,7 @@ TEST(record_has_the_documented_bytes)
     dd_blob_fini(&out);
 }
 
-TEST(record_round_trip)
+TEST(a_record_survives_a_round_trip)
 {
     for (size_t i = 0; i < sizeof all_types / sizeof all_types[0]; i++) {
         dd_blob out = {0};
@@ -116,7 +116,7 @@ TEST(record_round_trip)
     }
 }
 
-TEST(record_cut_at_every_byte)
+TEST(a_record_cut_at_any_byte_is_short)
 {
     dd_blob out = {0};
     dd_file_record record = {DD_FILE_RECORD_APPEND, BYTES("a key"), BYTES("and a value")};
@@ -134,7 +134,7 @@ TEST(record_cut_at_every_byte)
     dd_blob_fini(&out);
 }
 
-TEST(record_flipped_at_every_bit)
+TEST(a_record_with_any_flipped_bit_is_refused)
 {
     dd_blob out = {0};
     dd_file_record record = {DD_FILE_RECORD_PUSH, BYTES("a key"), BYTES("and a value")};
@@ -239,7 +239,7 @@ TEST(replay_applies_every_record)
 }
 
 /* Records of about the size of the read buffer, so that its end falls into all parts of one. */
-TEST(replay_of_large_records)
+TEST(replay_applies_large_records)
 {
     static const size_t sizes[] = {0, 1, 65519, 65520, 65521, 200000, 3, 65536, 130000, 7};
     uint8_t *data = malloc(200000);

@@ -176,7 +176,7 @@ STORE_SUITE(file, .open = open_for_suite, .close = close_for_suite, .has_queues 
 
 /* ---- operations, between two stores on one file */
 
-TEST(values)
+TEST(values_set_by_one_store_are_read_by_another)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -218,7 +218,7 @@ TEST(values)
     place_remove(&here);
 }
 
-TEST(compare_set)
+TEST(compare_set_replaces_only_the_expected_value)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -243,7 +243,7 @@ TEST(compare_set)
     place_remove(&here);
 }
 
-TEST(many_keys_at_once)
+TEST(many_keys_are_set_and_read_in_one_call)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -281,7 +281,7 @@ queue_len(dd_store *store, const char *key)
     return count;
 }
 
-TEST(queues)
+TEST(queues_are_shared_in_order)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -410,7 +410,7 @@ TEST(wait_ends_when_another_process_sets)
 #define NPROCESSES 4
 #define NADDS 200
 
-TEST(adds_of_many_processes)
+TEST(adds_of_many_processes_are_all_counted)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -436,7 +436,7 @@ TEST(adds_of_many_processes)
     place_remove(&here);
 }
 
-TEST(barrier_of_processes)
+TEST(a_barrier_waits_for_all_processes)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -631,7 +631,7 @@ TEST(stuck_lock_is_interrupted)
 
 /* ---- which job owns the content */
 
-TEST(clean_jobs_one_after_another)
+TEST(each_job_starts_with_an_empty_store)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -671,7 +671,7 @@ TEST(unknown_world_size_leaves_a_finished_file)
     place_remove(&here);
 }
 
-TEST(early_rank_that_joined_and_left)
+TEST(a_late_rank_reads_values_of_an_early_rank_that_left)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -688,7 +688,7 @@ TEST(early_rank_that_joined_and_left)
     place_remove(&here);
 }
 
-TEST(early_rank_of_another_world_size)
+TEST(values_of_an_early_rank_of_another_world_size_are_dropped)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -704,7 +704,7 @@ TEST(early_rank_of_another_world_size)
 }
 
 /* A timeout ends the early rank's job. */
-TEST(early_rank_that_timed_out)
+TEST(values_of_an_early_rank_that_timed_out_are_dropped)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -769,7 +769,7 @@ TEST(file_of_a_crashed_job_is_replaced)
     place_remove(&here);
 }
 
-TEST(restarted_rank_of_a_live_job)
+TEST(a_restarted_rank_reads_the_values_of_its_live_job)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -789,7 +789,7 @@ TEST(restarted_rank_of_a_live_job)
     place_remove(&here);
 }
 
-TEST(world_sizes_that_differ)
+TEST(different_world_sizes_are_an_error)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -882,7 +882,7 @@ TEST(broken_header_with_a_holder_is_an_error)
     place_remove(&here);
 }
 
-TEST(deleted_under_a_holder)
+TEST(calls_fail_after_the_file_is_deleted)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -915,7 +915,7 @@ read_file(const char *path, uint8_t *bytes, size_t nbytes)
     return is_read;
 }
 
-TEST(torn_record_at_every_byte)
+TEST(a_record_torn_at_any_byte_is_dropped)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -980,7 +980,7 @@ TEST(damage_in_the_middle_is_not_cut_off)
     place_remove(&here);
 }
 
-TEST(writers_killed_at_any_moment)
+TEST(writers_killed_at_any_moment_leave_a_valid_file)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1032,7 +1032,7 @@ TEST(opening_waits_for_the_directory)
     place_remove(&here);
 }
 
-TEST(file_that_temporarily_cannot_be_opened)
+TEST(opening_a_file_is_tried_again_until_the_deadline)
 {
     static const struct {
         int error_number;
@@ -1053,7 +1053,7 @@ TEST(file_that_temporarily_cannot_be_opened)
     place_remove(&here);
 }
 
-TEST(relative_path_and_another_working_directory)
+TEST(a_relative_path_stays_valid_after_chdir)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1089,7 +1089,7 @@ TEST(clone_is_no_new_member)
     place_remove(&here);
 }
 
-TEST(forked_child)
+TEST(a_forked_child_cannot_use_the_store_or_remove_its_file)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1173,7 +1173,7 @@ use_all(const char *path, dd_error *err)
     return status;
 }
 
-TEST(every_failed_allocation)
+TEST(every_failed_allocation_leaves_the_store_usable)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1197,7 +1197,7 @@ TEST(every_failed_allocation)
     place_remove(&here);
 }
 
-TEST(full_disk)
+TEST(a_full_disk_leaves_the_store_usable)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1275,7 +1275,7 @@ run_hammer(void *arg)
     return NULL;
 }
 
-TEST(fork_in_the_middle_of_a_change)
+TEST(a_child_forked_during_a_change_can_release_the_store)
 {
     offset here;
     REQUIRE(place_make(&here));

@@ -36,7 +36,7 @@ sample(dd_frame_type type)
     return frame;
 }
 
-TEST(every_type_round_trip)
+TEST(every_type_of_frame_survives_a_round_trip)
 {
     for (int type = DD_FRAME_EAGER; type <= DD_FRAME_BYE; type++) {
         dd_frame in = sample((dd_frame_type)type);

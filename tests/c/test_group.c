@@ -98,27 +98,27 @@ run_matrices(team_options options, bool is_by_messages, bool is_mixed)
     }
 }
 
-TEST(collectives_by_shared_memory)
+TEST(collectives_by_shared_memory_are_correct)
 {
     run_matrices((team_options){0}, false, false);
 }
 
-TEST(collectives_by_tcp)
+TEST(collectives_by_tcp_are_correct)
 {
     run_matrices((team_options){.is_shm_disabled = true}, true, false);
 }
 
-TEST(collectives_by_messages_in_shared_memory)
+TEST(collectives_by_messages_in_shared_memory_are_correct)
 {
     run_matrices((team_options){.algorithms = "flat"}, true, false);
 }
 
-TEST(collectives_of_a_host_and_single_ranks)
+TEST(collectives_of_a_host_and_single_ranks_are_correct)
 {
     run_matrices((team_options){.single_ranks = 0x5a52}, true, true);
 }
 
-TEST(collectives_by_tcp_in_lanes)
+TEST(collectives_by_tcp_in_lanes_are_correct)
 {
     for (int size = 2; size <= 4; size++) {
         matrix_arg arg = {.number = 5, .nsizes = NSIZES / 2, .is_by_messages = true};
@@ -151,7 +151,7 @@ run_reductions(team_rank *self)
     }
 }
 
-TEST(every_reduction_of_every_type)
+TEST(every_reduction_of_every_type_is_correct)
 {
     team_options options = {.size = 3};
     team_run_both(&options, run_reductions, NULL); /* three ranks also fold in order over TCP */
@@ -173,7 +173,7 @@ run_large(team_rank *self)
     }
 }
 
-TEST(collectives_of_a_mebibyte)
+TEST(collectives_of_a_mebibyte_are_correct)
 {
     for (int size = 2; size <= 3; size++) {
         team_options options = {.size = size};
@@ -193,7 +193,7 @@ run_huge(team_rank *self)
     case_run(self, &test, true, &hash);
 }
 
-TEST(collective_of_nine_mebibytes)
+TEST(a_collective_of_nine_mebibytes_is_correct)
 {
     team_options options = {.size = 3};
     team_run_both(&options, run_huge, NULL);
@@ -306,7 +306,7 @@ fly_many(team_rank *self)
     CHECK_INT(dd_group_sequence(self->group), NFLIGHTS);
 }
 
-TEST(hundreds_in_flight)
+TEST(hundreds_of_collectives_in_flight_complete)
 {
     for (int size = 1; size <= 4; size++) {
         team_options options = {.size = size};

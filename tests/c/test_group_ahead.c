@@ -34,7 +34,7 @@ go_ahead(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(a_root_has_ended_before_the_others_begin)
+TEST(a_root_ends_before_the_others_begin)
 {
     for (int size = 2; size <= 4; size++) {
         team_options options = {.size = size};

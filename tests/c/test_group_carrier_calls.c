@@ -63,7 +63,7 @@ TEST(collectives_that_the_library_lacks_use_messages)
 }
 
 /* Ranks on separate hosts cannot synchronise first: the library's own calls wait for each other. */
-TEST(ranks_that_share_no_memory)
+TEST(ranks_that_share_no_memory_use_the_library)
 {
     fake_library_init(&carry_library);
     team_options options = {.size = 3, .single_ranks = 4};
@@ -119,7 +119,7 @@ fly_many(team_rank *self)
     CHECK_INT(dd_group_count_carried(self->group), NFLIGHTS / 5 * 4);
 }
 
-TEST(many_in_flight)
+TEST(many_calls_in_flight_complete)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -188,7 +188,7 @@ start_again_and_again(team_rank *self)
     }
 }
 
-TEST(prepared_calls)
+TEST(prepared_calls_use_the_library_at_every_start)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -229,7 +229,7 @@ use_several(team_rank *self)
     }
 }
 
-TEST(several_groups)
+TEST(several_groups_use_the_library_at_the_same_time)
 {
     fake_library_init(&carry_library);
     carry_team_run(3, use_several, NULL);
@@ -256,7 +256,7 @@ suspend_and_resume(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nmessages, 0);
 }
 
-TEST(suspension_and_monitored_barriers)
+TEST(suspension_and_monitored_barriers_work_with_a_library)
 {
     fake_library_init(&carry_library);
     carry_team_run(3, suspend_and_resume, NULL);
@@ -287,7 +287,7 @@ fail_to_carry(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(a_library_that_cannot_be_started_on_one_rank)
+TEST(a_library_that_cannot_start_on_one_rank_fails_the_group)
 {
     for (int size = 2; size <= 3; size++) {
         for (int failing = 0; failing < size; failing++) {

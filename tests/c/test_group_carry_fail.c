@@ -87,7 +87,7 @@ TEST(mismatches_are_found_before_the_library_starts)
 }
 
 /* The library offers the collective of one rank, but not the collective of the other. */
-TEST(mismatch_of_a_supported_and_an_unsupported_collective)
+TEST(a_supported_and_an_unsupported_collective_are_a_mismatch)
 {
     static const dd_coll refused[] = {DD_COLL_ALL_REDUCE, DD_COLL_BARRIER, DD_COLL_ALL_TO_ALL};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -196,7 +196,7 @@ compare_apart(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(ranks_compare_by_the_library)
+TEST(ranks_without_shared_memory_find_mismatches_by_the_library)
 {
     for (int size = 2; size <= 3; size++) {
         team_options options = {.size = size, .is_shm_disabled = true};
@@ -234,7 +234,7 @@ disagree_apart(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(ranks_that_disagree_without_shared_memory)
+TEST(a_mismatch_is_reported_if_the_library_is_stuck)
 {
     run_apart(2, disagree_apart, NULL);
     CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 2);
@@ -295,7 +295,7 @@ call_and_fail(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(a_start_that_fails_on_one_rank)
+TEST(a_start_that_fails_on_one_rank_fails_the_group)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -305,7 +305,7 @@ TEST(a_start_that_fails_on_one_rank)
     }
 }
 
-TEST(a_poll_that_fails_on_one_rank)
+TEST(a_poll_that_fails_on_one_rank_fails_the_group)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -366,7 +366,7 @@ run_short_of_memory(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(no_memory_for_the_library_to_work_in)
+TEST(lack_of_memory_for_a_library_call_fails_the_call)
 {
     atomic_int turn = 0;
     fake_library_init(&carry_library);
@@ -435,24 +435,24 @@ run_for_ever(int size, bool holds_on, bool ends, bool is_packed)
     }
 }
 
-TEST(a_stuck_library_that_releases_memory)
+TEST(a_stuck_library_that_releases_memory_fails_the_group)
 {
     run_for_ever(2, false, false, false);
     run_for_ever(3, false, false, true);
 }
 
-TEST(a_stuck_library_that_keeps_memory)
+TEST(a_stuck_library_that_keeps_memory_can_still_use_it)
 {
     run_for_ever(2, true, false, false);
 }
 
 /* The memory leaks, except for the part that the library still references. */
-TEST(a_stuck_library_that_keeps_packed_memory)
+TEST(a_stuck_library_that_keeps_packed_memory_can_still_use_it)
 {
     run_for_ever(2, true, false, true);
 }
 
-TEST(a_library_that_ends_soon_after_an_abort)
+TEST(a_library_that_ends_soon_after_an_abort_keeps_no_memory)
 {
     run_for_ever(2, true, true, false);
     run_for_ever(3, true, true, true);
@@ -494,7 +494,7 @@ be_aborted(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(abort_during_a_library_call)
+TEST(an_abort_ends_a_library_call_and_reports_kept_memory)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -582,7 +582,7 @@ be_interrupted(team_rank *self)
 }
 
 /* The caller reuses its memory, and must know if it may. */
-TEST(interrupt_during_a_library_call)
+TEST(an_interrupted_library_call_reports_kept_memory)
 {
     fake_library_init(&carry_library);
     bool is_message = false;
@@ -591,7 +591,7 @@ TEST(interrupt_during_a_library_call)
     carry_team_run(2, be_interrupted, &is_message);
 }
 
-TEST(interrupt_of_a_message)
+TEST(an_interrupted_message_reports_kept_memory)
 {
     fake_library_init(&carry_library);
     bool is_message = true;
@@ -618,7 +618,7 @@ leave_while_others_wait(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
 }
 
-TEST(a_rank_that_leaves_while_others_wait_for_it)
+TEST(a_rank_that_leaves_before_a_call_is_named_as_lost)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -642,7 +642,7 @@ leave_in_the_middle(team_rank *self)
     team_rendezvous(self, "left");
 }
 
-TEST(a_rank_that_leaves_in_the_middle)
+TEST(a_rank_that_leaves_during_a_call_is_lost)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -754,12 +754,12 @@ lose_a_process(bool has_called)
     CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 2);
 }
 
-TEST(killed_process_that_the_others_wait_for)
+TEST(a_killed_process_is_noticed_before_the_library_starts)
 {
     lose_a_process(false);
 }
 
-TEST(killed_process_that_the_library_waits_for)
+TEST(a_killed_process_is_noticed_during_a_library_call)
 {
     lose_a_process(true);
 }

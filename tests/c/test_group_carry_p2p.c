@@ -61,7 +61,7 @@ pass_around(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nmessages, 8);
 }
 
-TEST(messages_of_all_sizes_and_tags)
+TEST(messages_of_all_sizes_and_tags_use_the_library)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -86,7 +86,7 @@ send_to_self(team_rank *self)
     CHECK(back == 7 && source == self->rank);
 }
 
-TEST(messages_to_self)
+TEST(messages_to_self_arrive)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, send_to_self, NULL);
@@ -133,7 +133,7 @@ without_messages(team_rank *self)
     CHECK_INT(dd_group_count_carried(self->group), 0);
 }
 
-TEST(a_library_without_messages)
+TEST(messages_use_links_if_the_library_has_no_messages)
 {
     fake_library_init(&carry_library);
     carry_library.script.has_messages = false;
@@ -155,7 +155,7 @@ send_too_much(team_rank *self)
     CHECK(team_check_sum(self->group)); /* a failed message does not fail the group */
 }
 
-TEST(messages_that_do_not_fit)
+TEST(a_message_that_does_not_fit_fails_only_its_receive)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, send_too_much, NULL);
@@ -176,7 +176,7 @@ fail_to_send(team_rank *self)
     CHECK_OK(dd_group_check(self->group, check_err()));
 }
 
-TEST(a_message_that_cannot_be_started)
+TEST(a_message_that_cannot_be_started_fails_alone)
 {
     fake_library_init(&carry_library);
     carry_library.script.failing_starts = 1;
@@ -224,7 +224,7 @@ wait_by_both_ways(team_rank *self)
     }
 }
 
-TEST(messages_by_the_library_and_by_links)
+TEST(waiting_covers_messages_by_the_library_and_by_links)
 {
     fake_library_init(&carry_library);
     team_options options = {.size = 2, .timeout_ns = 20 * DD_NS_PER_S * check_slow()};
@@ -273,7 +273,7 @@ run_out_of_time(team_rank *self)
     CHECK(team_check_sum(self->group)); /* the group is usable */
 }
 
-TEST(messages_that_run_out_of_time)
+TEST(messages_that_time_out_leave_the_group_usable)
 {
     for (int variant = 0; variant < 4; variant++) {
         bool is_send = variant % 2 == 1;
@@ -311,7 +311,7 @@ leave_early(team_rank *self)
     team_rendezvous(self, "end");
 }
 
-TEST(messages_to_and_from_a_rank_that_leaves)
+TEST(messages_to_and_from_a_rank_that_leaves_fail)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -349,7 +349,7 @@ receive_from_closed(team_rank *self)
     team_rendezvous(self, "end");
 }
 
-TEST(messages_from_a_rank_that_has_left)
+TEST(receives_from_a_rank_that_has_left_end_after_its_messages)
 {
     for (int i = 0; i < 2; i++) {
         bool is_any = i == 0;

@@ -153,12 +153,12 @@ run_disagreements(bool is_shm_disabled)
     }
 }
 
-TEST(ranks_that_disagree_by_shared_memory)
+TEST(different_calls_are_a_mismatch_by_shared_memory)
 {
     run_disagreements(false);
 }
 
-TEST(ranks_that_disagree_by_tcp)
+TEST(different_calls_are_a_mismatch_by_tcp)
 {
     run_disagreements(true);
 }
@@ -183,7 +183,7 @@ disagree_on_many(team_rank *self)
     free(memory);
 }
 
-TEST(ranks_that_disagree_on_the_number_of_messages)
+TEST(different_numbers_of_messages_are_a_mismatch)
 {
     static const dd_coll colls[] = {DD_COLL_ALL_GATHER, DD_COLL_REDUCE_SCATTER, DD_COLL_ALL_TO_ALL};
     for (size_t i = 0; i < 3; i++) {
@@ -350,7 +350,7 @@ abort_during_close(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(abort_while_closing)
+TEST(an_abort_ends_a_close_that_waits)
 {
     team_options options = {.size = 2};
     team_run_both(&options, abort_during_close, NULL);
@@ -407,7 +407,7 @@ interrupt_monitored(team_rank *self)
     CHECK_CONTAINS(check_message(), "interrupted in monitored_barrier");
 }
 
-TEST(interrupt_of_a_monitored_barrier)
+TEST(an_interrupted_monitored_barrier_aborts_the_group)
 {
     for (int rank = 0; rank < 2; rank++) {
         team_options options = {.size = 2};
@@ -462,7 +462,7 @@ close_with_work(team_rank *self)
     }
 }
 
-TEST(close_with_pending_works)
+TEST(closing_with_pending_works_times_out)
 {
     team_options options = {.size = 3};
     team_run_both(&options, close_with_work, NULL);
@@ -521,7 +521,7 @@ leave_early(team_rank *self)
     }
 }
 
-TEST(closing_while_other_ranks_still_finish)
+TEST(messages_sent_before_a_close_arrive_after_it)
 {
     team_options options = {.size = 3};
     team_run_both(&options, leave_early, NULL);
@@ -561,7 +561,7 @@ use_closed(team_rank *self)
     dd_region_release(region);
 }
 
-TEST(use_after_close)
+TEST(calls_after_close_fail_and_memory_stays_readable)
 {
     for (int size = 1; size <= 2; size++) {
         team_options options = {.size = size};

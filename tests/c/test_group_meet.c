@@ -231,7 +231,7 @@ join_with_many(team_rank *self)
     }
 }
 
-TEST(several_ranks_with_one_engine)
+TEST(several_ranks_share_one_engine)
 {
     team_options options = {.size = 2};
     for (int i = 0; i < 2; i++) {
@@ -495,7 +495,7 @@ split_in_many_ways(team_rank *self)
     team_check_sum(self->group);
 }
 
-TEST(splits_of_all_kinds)
+TEST(splits_form_groups_that_work)
 {
     team_options options = {.size = 4};
     team_run_both(&options, split_in_many_ways, NULL);
@@ -579,7 +579,7 @@ split_wrongly(team_rank *self)
     team_check_sum(self->group);
 }
 
-TEST(splits_that_fail)
+TEST(failed_splits_leave_the_parent_usable)
 {
     team_options options = {.size = 2};
     team_run_both(&options, split_wrongly, NULL);
@@ -645,7 +645,7 @@ work_in_many_groups(team_rank *self)
     }
 }
 
-TEST(groups_side_by_side_from_several_threads)
+TEST(groups_work_side_by_side_in_several_threads)
 {
     team_options options = {.size = 3};
     team_run_both(&options, work_in_many_groups, NULL);
@@ -929,52 +929,52 @@ run_in_need(bool is_shm_disabled, void (*fail_after)(long number), long first)
     check_leftovers(before);
 }
 
-TEST(no_memory_by_shared_memory)
+TEST(failed_allocations_by_shared_memory_leave_nothing_behind)
 {
     run_in_need(false, fail_allocation, 0);
 }
 
-TEST(no_memory_by_shared_memory_later)
+TEST(later_failed_allocations_by_shared_memory_leave_nothing_behind)
 {
     run_in_need(false, fail_allocation, 121);
 }
 
-TEST(no_memory_by_tcp)
+TEST(failed_allocations_by_tcp_leave_nothing_behind)
 {
     run_in_need(true, fail_allocation, 1);
 }
 
-TEST(no_memory_by_tcp_later)
+TEST(later_failed_allocations_by_tcp_leave_nothing_behind)
 {
     run_in_need(true, fail_allocation, 122);
 }
 
-TEST(a_system_call_that_fails_by_shared_memory)
+TEST(failed_system_calls_by_shared_memory_leave_nothing_behind)
 {
     run_in_need(false, fail_system_call, 0);
 }
 
-TEST(a_system_call_that_fails_by_shared_memory_later)
+TEST(later_failed_system_calls_by_shared_memory_leave_nothing_behind)
 {
     run_in_need(false, fail_system_call, 97);
 }
 
-TEST(a_system_call_that_fails_by_shared_memory_last)
+TEST(last_failed_system_calls_by_shared_memory_leave_nothing_behind)
 {
     run_in_need(false, fail_system_call, 203);
 }
 
-TEST(a_system_call_that_fails_by_tcp)
+TEST(failed_system_calls_by_tcp_leave_nothing_behind)
 {
     run_in_need(true, fail_system_call, 0);
 }
 
-TEST(a_system_call_that_fails_by_tcp_later)
+TEST(later_failed_system_calls_by_tcp_leave_nothing_behind)
 {
     run_in_need(true, fail_system_call, 97);
 }
 
-TEST(a_system_call_that_fails_by_tcp_last)
+TEST(last_failed_system_calls_by_tcp_leave_nothing_behind)
 {
     run_in_need(true, fail_system_call, 203);
 }

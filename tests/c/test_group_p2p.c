@@ -79,7 +79,7 @@ pass_around(team_rank *self)
     }
 }
 
-TEST(messages_of_all_sizes)
+TEST(messages_of_all_sizes_arrive)
 {
     for (int size = 1; size <= 4; size++) {
         team_options options = {.size = size};
@@ -124,7 +124,7 @@ cross_tags(team_rank *self)
     }
 }
 
-TEST(tags_out_of_order)
+TEST(messages_are_matched_by_tag_in_any_order)
 {
     team_options options = {.size = 2};
     team_run_both(&options, cross_tags, NULL);
@@ -159,7 +159,7 @@ gather_any(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(messages_from_any_rank)
+TEST(receives_from_any_rank_keep_the_order_of_each_sender)
 {
     for (int size = 2; size <= 5; size++) {
         team_options options = {.size = size};
@@ -190,7 +190,7 @@ send_to_self(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(messages_to_self)
+TEST(messages_to_self_arrive)
 {
     for (int size = 1; size <= 2; size++) {
         team_options options = {.size = size};
@@ -223,7 +223,7 @@ exchange_many(team_rank *self)
     }
 }
 
-TEST(hundreds_of_messages_in_flight)
+TEST(hundreds_of_messages_in_flight_arrive)
 {
     for (int size = 2; size <= 4; size++) {
         team_options options = {.size = size};
@@ -267,7 +267,7 @@ send_shorter_and_longer(team_rank *self)
     free(memory);
 }
 
-TEST(messages_shorter_or_longer_than_the_buffer)
+TEST(only_a_message_longer_than_its_buffer_fails)
 {
     team_options options = {.size = 2};
     team_run_both(&options, send_shorter_and_longer, NULL);
@@ -447,7 +447,7 @@ exchange_in_threads(team_rank *self)
     }
 }
 
-TEST(messages_and_collectives_from_several_threads)
+TEST(messages_and_collectives_of_several_threads_do_not_mix)
 {
     team_options options = {.size = 2};
     team_run_both(&options, exchange_in_threads, NULL);
@@ -470,7 +470,7 @@ pass_monitored(team_rank *self)
     }
 }
 
-TEST(monitored_barrier_of_all)
+TEST(a_monitored_barrier_of_all_ranks_succeeds)
 {
     for (int size = 1; size <= 5; size++) {
         team_options options = {.size = size};
@@ -526,7 +526,7 @@ barrier_with_zero_timeout(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(monitored_barrier_with_a_zero_timeout)
+TEST(a_monitored_barrier_with_a_zero_timeout_names_a_missing_rank)
 {
     team_options options = {.size = 2};
     team_run_both(&options, barrier_with_zero_timeout, NULL);
@@ -545,7 +545,7 @@ miss_rank_zero(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(monitored_barrier_without_rank_zero)
+TEST(a_monitored_barrier_without_rank_zero_times_out)
 {
     team_options options = {.size = 2};
     team_run_both(&options, miss_rank_zero, NULL);

@@ -178,7 +178,7 @@ run_out_of_memory(team_rank *self)
     CHECK(nfailures > 0);
 }
 
-TEST(no_memory_for_a_region)
+TEST(allocating_a_region_without_memory_leaves_nothing)
 {
     team_run(&(team_options){.size = 1}, run_out_of_memory, NULL);
 }

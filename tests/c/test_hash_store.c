@@ -57,7 +57,7 @@ open_generic(void **fixture)
 STORE_SUITE(generic, .open = open_generic, .close = free, .has_queues = true, .is_in_memory = true,
             .has_number_errors = true)
 
-TEST(opening_without_memory)
+TEST(opening_without_memory_returns_an_error)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; nth < 5 && status == DD_OUT_OF_MEMORY; nth++) {
@@ -89,7 +89,7 @@ TEST(clones_start_with_the_timeout_and_outlive_the_original)
     dd_store_release(clone);
 }
 
-TEST(messages)
+TEST(timeouts_name_the_call_and_the_missing_keys)
 {
     dd_store *store = open_hash(NULL);
     dd_bytes keys[12];
@@ -185,7 +185,7 @@ hammer_main(void *arg)
     return NULL;
 }
 
-TEST(fork_in_the_middle_of_a_change)
+TEST(a_child_forked_during_a_change_can_release_the_store)
 {
     hammer busy = {.store = open_hash(NULL)};
     REQUIRE(busy.store != NULL);
@@ -286,7 +286,7 @@ push_without_memory(void *ctx)
     return false;
 }
 
-TEST(pushing_to_a_popper_without_memory)
+TEST(an_item_is_popped_after_a_push_without_memory)
 {
     late_item late = {.store = open_hash(NULL)};
     REQUIRE(late.store != NULL);

@@ -516,7 +516,7 @@ static const dd_dtype small_floats[] = {DD_DTYPE_FLOAT16, DD_DTYPE_BFLOAT16, DD_
                                         DD_DTYPE_FLOAT8_E5M2};
 #define SMALL_FLOAT_COUNT (sizeof small_floats / sizeof small_floats[0])
 
-TEST(all_small_floats_round_trip)
+TEST(all_small_floats_survive_a_round_trip)
 {
     static float values[65536];
     static char codes[2 * 65536];
@@ -554,7 +554,7 @@ TEST(float32_rounds_to_nearest_even)
     }
 }
 
-TEST(random_float32_round)
+TEST(random_float32_values_are_rounded_alike_by_all_kernels)
 {
     static float values[50000];
     for (size_t t = 0; t < SMALL_FLOAT_COUNT; t++) {
@@ -640,7 +640,7 @@ TEST(integer_factors_are_clamped_to_the_range)
     }
 }
 
-TEST(names_and_limits)
+TEST(types_and_operations_have_names_and_limits)
 {
     CHECK(strcmp(dd_dtype_name(DD_DTYPE_FLOAT8_E5M2), "float8_e5m2") == 0);
     CHECK(strcmp(dd_dtype_name((dd_dtype)200), "unknown dtype") == 0);
@@ -657,7 +657,7 @@ TEST(names_and_limits)
           !reduce_with(DD_ISA_AVX2, &reduction, DD_STAGE_WHOLE, pool[1], srcs, 1, 10));
 }
 
-TEST(usable_cpus)
+TEST(usable_cpus_respect_the_quota)
 {
     CHECK(dd_cpu_usable_count() >= 1);
     CHECK_INT(dd_cpu_parse_quota("max 100000\n"), 0);

@@ -198,7 +198,7 @@ copy_every_length(void)
 }
 
 /* Copy by each of the ways that processors offer. */
-TEST(copies_every_length)
+TEST(copies_of_every_length_are_exact)
 {
     static const unsigned hidden[] = {0, DD_CPU_STRING_COPY, DD_CPU_AVX2, DD_CPU_AVX2 | DD_CPU_STRING_COPY};
     for (size_t i = 0; i < sizeof hidden / sizeof hidden[0]; i++) {

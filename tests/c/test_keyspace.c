@@ -174,7 +174,7 @@ expect_value(const dd_keyspace *ks, const char *key, const char *expected)
     }
 }
 
-TEST(values)
+TEST(values_are_set_read_added_and_deleted)
 {
     dd_keyspace ks;
     dd_bytes value;
@@ -542,7 +542,7 @@ TEST(waiters_may_be_freed_in_their_callback)
     dd_keyspace_fini(&ks);
 }
 
-TEST(barriers)
+TEST(barriers_complete_at_the_last_arrival)
 {
     dd_keyspace ks;
     probe waiters[3] = {0};
@@ -956,7 +956,7 @@ TEST(park_without_memory_leaves_nothing)
     dd_keyspace_fini(&ks);
 }
 
-TEST(many_waiters_on_one_key)
+TEST(every_parked_waiter_on_one_key_is_notified_once)
 {
     enum { COUNT = 10000 };
     dd_keyspace ks;

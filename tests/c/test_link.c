@@ -298,7 +298,7 @@ play(void *arg)
 }
 
 /* Each ball reaches a side that is asleep or about to sleep. */
-TEST(ping_pong_of_sleepers)
+TEST(sleeping_ends_are_woken_for_each_message)
 {
     FOR_EACH_KIND(k)
     {
@@ -528,7 +528,7 @@ TEST(malformed_offers_are_refused)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(opening_shared_memory_without_a_peer)
+TEST(opening_shared_memory_without_a_peer_fails)
 {
     int nfds_before = count_fds();
     int fds[2] = {-1, -1};
@@ -550,7 +550,7 @@ TEST(opening_shared_memory_without_a_peer)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(offer_that_is_refused)
+TEST(a_refused_offer_fails_and_leaves_no_descriptors)
 {
     int nfds_before = count_fds();
     int fds[2] = {-1, -1};

@@ -251,13 +251,13 @@ check_a_death_at(dd_store_op op)
     place_close(&p, SIZE);
 }
 
-TEST(the_last_rank_dies_before_it_has_ended_the_meeting)
+TEST(a_meeting_ends_although_its_last_rank_dies)
 {
     check_a_death_at(DD_STORE_ADD);       /* it has joined, but is not counted */
     check_a_death_at(DD_STORE_MULTI_GET); /* it is counted */
 }
 
-TEST(two_ranks_die_before_the_meeting_has_ended)
+TEST(a_meeting_ends_although_two_ranks_die)
 {
     enum { SIZE = 3 };
     /* Rank 0 dies while it waits, rank 1 before it is counted, and rank 2 does not die. */
@@ -533,7 +533,7 @@ TEST(keys_of_ranks_are_deleted_after_the_meeting)
     dd_keyspace_fini(&ks);
 }
 
-TEST(joining_without_memory)
+TEST(joining_without_memory_returns_an_error)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; nth < 60 && status == DD_OUT_OF_MEMORY; nth++) {
@@ -564,7 +564,7 @@ decode_copy(dd_bytes end, int size, dd_meeting_end *out)
     return status;
 }
 
-TEST(ends_cut_anywhere_or_with_any_byte_changed)
+TEST(cut_or_changed_ends_are_decoded_safely)
 {
     static const char *const PUBLISHED[] = {"12345678host-a one", "12345678host-a two", "12345678host-b",
                                             "12345678"};

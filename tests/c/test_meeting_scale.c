@@ -43,7 +43,7 @@ TEST(requests_per_rank_are_constant_by_keys)
     check_growth(256, true, 5, 7);
 }
 
-TEST(which_links_a_start_takes)
+TEST(each_step_takes_only_the_links_that_it_needs)
 {
     meeting_sim_bill bill;
     REQUIRE(run(256, false, &bill));
@@ -62,7 +62,7 @@ TEST(which_links_a_start_takes)
     CHECK_INT(last[MEETING_SIM_ALL_TO_ALL_64_KIB].nfar, 256 - nlocal);
 }
 
-TEST(memory_for_a_rank_without_messages)
+TEST(a_rank_without_messages_takes_less_than_1000_bytes)
 {
     meeting_sim_bill bill;
     REQUIRE(run(256, false, &bill));

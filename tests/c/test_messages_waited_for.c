@@ -290,7 +290,7 @@ pass_around(team_rank *self)
     }
 }
 
-TEST(all_sizes_by_calls_that_wait)
+TEST(messages_of_all_sizes_arrive_by_calls_that_wait)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};

@@ -118,7 +118,7 @@ run_calls(team_rank *self)
     CALL(Comm_free, &comm);
 }
 
-TEST(calls_of_a_communicator)
+TEST(every_call_of_a_communicator_is_correct)
 {
     for (int size = 1; size <= 4; size++) {
         team_options options = {.size = size};
@@ -156,7 +156,7 @@ TEST(failures_have_a_reason)
     team_run(&options, check_refusals, NULL);
 }
 
-TEST(a_communicator_that_could_not_be_made)
+TEST(a_broken_communicator_reports_its_cause_in_every_call)
 {
     dd_mpi_handle comm = dd_mpi_comm_create_broken(3, 5, "rank 2 has died");
     int number;

@@ -27,7 +27,7 @@ check_made(comm_rig *rig, bool is_nonblocking)
     comm_rig_release(ranks, 3);
 }
 
-TEST(communicators_of_both_kinds)
+TEST(blocking_and_nonblocking_communicators_work)
 {
     static const char *const VERSIONS[] = {"2.18.1", "2.27.3", NEWEST};
     for (int i = 0; i < 3; i++) {
@@ -42,7 +42,7 @@ TEST(communicators_of_both_kinds)
     }
 }
 
-TEST(scalable_init)
+TEST(scalable_init_needs_nccl_2_23_4)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, "2.23.4"));
@@ -279,7 +279,7 @@ check_split(bool is_nonblocking)
     comm_rig_close(&rig);
 }
 
-TEST(splits)
+TEST(splits_have_the_given_ranks_and_sizes)
 {
     check_split(false);
     check_split(true);
@@ -342,7 +342,7 @@ check_abort_during_split(bool is_nonblocking)
     comm_rig_close(&rig);
 }
 
-TEST(abort_by_another_thread_during_a_split)
+TEST(an_abort_by_another_thread_ends_a_split)
 {
     check_abort_during_split(false);
     check_abort_during_split(true);
@@ -385,7 +385,7 @@ check_shrink(bool is_nonblocking, bool is_abort)
     comm_rig_close(&rig);
 }
 
-TEST(shrinks)
+TEST(shrinking_leaves_out_a_rank)
 {
     check_shrink(false, false);
     check_shrink(true, false);
@@ -405,7 +405,7 @@ grow(comm_rig_rank *rank)
                                      &rank->error);
 }
 
-TEST(growing)
+TEST(growing_adds_a_rank)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -427,7 +427,7 @@ TEST(growing)
     comm_rig_close(&rig);
 }
 
-TEST(all_devices_at_once)
+TEST(one_call_creates_communicators_for_all_devices)
 {
     static const int DEVICES[] = {3, 1};
     static const int BAD[] = {0, 7};

@@ -9,7 +9,7 @@
 
 #define NEWEST "2.32.3"
 
-TEST(an_abort_ends_it_once)
+TEST(repeated_aborts_end_a_communicator_once)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -40,7 +40,7 @@ abort_it(void *comm)
     return NULL;
 }
 
-TEST(many_threads_abort_while_others_use_it)
+TEST(many_threads_abort_a_communicator_while_others_use_it)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -165,7 +165,7 @@ finalize(comm_rig_rank *rank)
     rank->status = dd_nccl_comm_finalize(rank->comm, NULL, &wait, &rank->error);
 }
 
-TEST(finalize_and_its_deadline)
+TEST(finalize_succeeds_or_ends_at_its_deadline)
 {
     static comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -225,7 +225,7 @@ TEST(suspending_has_a_deadline)
     }
 }
 
-TEST(revoke_suspend_and_statistics)
+TEST(suspend_revoke_and_statistics_report_the_state)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -251,7 +251,7 @@ TEST(revoke_suspend_and_statistics)
     comm_rig_close(&rig);
 }
 
-TEST(registrations)
+TEST(registrations_and_windows_are_released)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -330,7 +330,7 @@ TEST(a_driver_that_has_shut_down_causes_no_error)
     dd_cuda_close(rig.cuda);
 }
 
-TEST(a_forked_child_does_not_use_it)
+TEST(a_forked_child_does_not_use_the_communicator)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -388,7 +388,7 @@ TEST(a_call_without_blocking_is_waited_for)
 }
 
 /* If allocations fail, no communicator is lost and nothing leaks. */
-TEST(without_memory)
+TEST(init_without_memory_leaves_no_communicator)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -409,7 +409,7 @@ TEST(without_memory)
 }
 
 /* If the thread that closes a communicator cannot be started, the caller must close it. */
-TEST(an_end_without_memory)
+TEST(ending_without_memory_closes_the_communicator_in_the_caller)
 {
     for (int is_abort = 0; is_abort < 2; is_abort++) {
         comm_rig rig;

@@ -418,7 +418,7 @@ TEST(malformed_data_of_ranks_is_an_error)
     party_fini(&p);
 }
 
-TEST(the_number_of_ids)
+TEST(the_number_of_ids_follows_the_ranks_per_root)
 {
     dd_nccl_lib lib = {.version = 22203};
     CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 1); /* not supported */

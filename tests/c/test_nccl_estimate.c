@@ -31,7 +31,7 @@ estimate_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self); /* the ranks still agree */
 }
 
-TEST(nothing_is_carried_out)
+TEST(an_estimate_runs_nothing)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, estimate_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.22.3"}, estimate_body, NULL);

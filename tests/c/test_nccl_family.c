@@ -194,7 +194,7 @@ abort_owner(void *ctx, const char *reason)
     (void)strncpy(o->reason, reason, sizeof o->reason - 1);
 }
 
-TEST(an_owner_aborts_its_own)
+TEST(a_communicator_with_an_owner_is_aborted_by_its_owner)
 {
     family f;
     owner o = {0};

@@ -88,7 +88,7 @@ async_error_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(asynchronous_error)
+TEST(an_asynchronous_error_fails_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, async_error_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = true},
@@ -235,7 +235,7 @@ init_failure_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(init_fails_on_one_rank)
+TEST(an_init_that_fails_on_one_rank_fails_on_all_ranks)
 {
     nccl_rig_options options = {.size = 2, .is_not_closed = true, .timeout_ns = 500 * DD_NS_PER_MS};
     options.is_nonblocking = true;
@@ -270,7 +270,7 @@ abort_in_init_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(abort_while_a_communicator_is_made)
+TEST(an_abort_ends_the_creation_of_a_communicator)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .is_nonblocking = true},
                  abort_in_init_body, NULL);
@@ -320,7 +320,7 @@ abort_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(abort_during_each_operation)
+TEST(an_abort_ends_each_operation)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         if (!dd_coll_traits_of[coll].is_common) {
@@ -532,7 +532,7 @@ launch_failure_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(launch_fails)
+TEST(a_failed_launch_fails_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, launch_failure_body, NULL);
 }
@@ -566,7 +566,7 @@ shut_down_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(driver_shuts_down)
+TEST(a_driver_that_shuts_down_closes_works_without_an_alarm)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
                  NULL);
@@ -602,7 +602,7 @@ memory_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(no_memory_for_a_work)
+TEST(lack_of_memory_for_a_work_leaves_the_group_usable)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, memory_body, NULL);
 }

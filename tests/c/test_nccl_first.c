@@ -173,7 +173,7 @@ call_raises_body(nccl_rig_rank *self)
     call_alone(self, time_out_in_call);
 }
 
-TEST(a_first_call_without_other_ranks_raises_itself)
+TEST(a_first_call_without_other_ranks_reports_its_own_timeout)
 {
     for (int i = 0; i < 4; i++) {
         bool is_message = i % 2 == 1;
@@ -285,7 +285,7 @@ undisturbed_body(nccl_rig_rank *self)
     nccl_rig_free(self, first.data);
 }
 
-TEST(a_first_call_that_could_be_interrupted)
+TEST(a_first_call_completes_if_it_is_never_interrupted)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, undisturbed_body, NULL);
 }

@@ -340,7 +340,7 @@ reductions_body(nccl_rig_rank *self)
     }
 }
 
-TEST(reductions_of_every_type)
+TEST(reductions_of_every_type_are_correct)
 {
     nccl_rig_run_all(reductions_body, NULL);
 }
@@ -380,7 +380,7 @@ bool_and_complex_body(nccl_rig_rank *self)
     nccl_rig_free(self, pair);
 }
 
-TEST(bool_and_complex)
+TEST(reductions_of_bool_and_complex_are_correct)
 {
     nccl_rig_run_all(bool_and_complex_body, NULL);
 }
@@ -407,7 +407,7 @@ uneven_reduce_scatter_body(nccl_rig_rank *self)
     nccl_rig_free(self, memory);
 }
 
-TEST(uneven_reduce_scatter)
+TEST(an_uneven_reduce_scatter_is_correct)
 {
     nccl_rig_run_all(uneven_reduce_scatter_body, NULL);
 }
@@ -469,7 +469,7 @@ refusals_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self); /* the ranks still agree */
 }
 
-TEST(refusals)
+TEST(unsupported_calls_are_refused_before_they_start)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.18.1"}, refusals_body, NULL);
 }
@@ -490,7 +490,7 @@ fp8_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(float8_since_2_24)
+TEST(float8_is_reduced_since_2_24)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.24.3"}, fp8_body, NULL);
 }
@@ -517,7 +517,7 @@ messages_body(nccl_rig_rank *self)
     CHECK_INT(dd_nccl_group_sequence(self->group), 0);
 }
 
-TEST(messages_in_a_batch)
+TEST(messages_in_a_batch_arrive)
 {
     nccl_rig_run_all(messages_body, NULL);
 }
@@ -673,7 +673,7 @@ batch_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(several_operations_in_one_call)
+TEST(several_operations_run_in_one_call)
 {
     nccl_rig_run_all(batch_body, NULL);
 }
@@ -709,7 +709,7 @@ copies_body(nccl_rig_rank *self)
     nccl_rig_free(self, matrix);
 }
 
-TEST(copies_before_and_after)
+TEST(copies_run_before_and_after_the_operation)
 {
     nccl_rig_run_all(copies_body, NULL);
 }
@@ -726,7 +726,7 @@ barrier_body(nccl_rig_rank *self)
     dd_work_release(&work->base);
 }
 
-TEST(barriers)
+TEST(barriers_have_a_sequence_number)
 {
     nccl_rig_run_all(barrier_body, NULL);
 }

@@ -147,12 +147,12 @@ turn_body(nccl_rig_rank *self)
     CHECK_OK(dd_nccl_group_close(self->group, &patience, check_err()));
 }
 
-TEST(a_call_that_does_not_get_its_turn)
+TEST(a_call_that_does_not_get_its_turn_times_out)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
 }
 
-TEST(a_call_that_does_not_get_its_turn_while_the_calendar_is_set_back)
+TEST(a_call_times_out_although_the_calendar_is_set_back)
 {
     clock_counter_set_calendar_ahead(3600 * DD_NS_PER_S);
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
@@ -231,7 +231,7 @@ scratch_body(nccl_rig_rank *self)
     CHECK_INT(rig->cuda_stub.live("memory"), before + 1);
 }
 
-TEST(memory_is_free_when_the_device_is_through_with_it)
+TEST(memory_is_free_once_the_device_has_used_it)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, scratch_body, NULL);
 }

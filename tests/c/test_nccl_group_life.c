@@ -422,7 +422,7 @@ abort_message_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(abort_during_messages)
+TEST(an_abort_ends_messages)
 {
     for (int i = 0; i < 8; i++) {
         abort_case which = {.has_all = i % 2 == 1, .is_batch = i / 2 % 2 == 1};
@@ -510,7 +510,7 @@ abort_finalizing_body(nccl_rig_rank *self)
     self->rig->nccl_stub.release();
 }
 
-TEST(abort_while_the_group_is_closed)
+TEST(an_abort_ends_a_close_of_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, abort_closing_works_body, NULL);
     /* After its hang, the stub looks the communicator up, and does not find it. */

@@ -215,7 +215,7 @@ TEST(a_communicator_notes_the_last_error)
     comm_rig_close(&rig);
 }
 
-TEST(a_key_for_the_connections)
+TEST(an_encryption_key_is_set_once_before_the_first_id)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -282,7 +282,7 @@ TEST(errors_of_the_driver_have_their_names)
     comm_rig_close(&rig);
 }
 
-TEST(a_machine_without_devices)
+TEST(a_machine_without_devices_is_not_supported)
 {
     (void)setenv("DLDIST_STUB_DEVICES", "0", 1);
     dd_cuda *cuda;

@@ -95,7 +95,7 @@ check_packed(dd_nccl_abi_config packed, const uint8_t *expected, const char *net
     CHECK_BYTES(dd_bytes_of(&packed, CONFIG_SIZE - 4), dd_bytes_of(expected, CONFIG_SIZE - 4));
 }
 
-TEST(nothing_set_is_undefined_for_every_version)
+TEST(unset_fields_are_undefined_for_every_version)
 {
     dd_nccl_config config;
     dd_nccl_config_init(&config);
@@ -143,7 +143,7 @@ check_field(const expected_field *field, int version)
                  strcmp(field->name, "commName") == 0 ? "IB" : NULL);
 }
 
-TEST(each_field_for_every_version)
+TEST(each_field_is_packed_or_refused_for_every_version)
 {
     for (size_t i = 0; i < NEXPECTED; i++) {
         for (size_t k = 0; k < NVERSIONS; k++) {
@@ -236,7 +236,7 @@ expect_coll_undefined(uint8_t *bytes, int version)
     put_int(bytes, 52, INT32_MIN); /* CTAPolicy */
 }
 
-TEST(configurations_of_collectives)
+TEST(collective_configurations_are_packed_for_every_version)
 {
     static const int COLL_VERSIONS[] = {23102, 23203, 23300};
     for (size_t i = 0; i < 3; i++) {

@@ -497,7 +497,7 @@ asleep_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(a_watchdog_that_sleeps_sees_it_soon)
+TEST(a_sleeping_watchdog_reports_nan_within_seconds)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, asleep_body, NULL);
 }

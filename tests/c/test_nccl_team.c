@@ -89,7 +89,7 @@ in_place(field *f, dd_nccl_item_kind kind, int root, dd_nccl_item *items)
     }
 }
 
-TEST(collectives_of_a_team)
+TEST(collectives_of_a_team_are_correct)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -138,7 +138,7 @@ TEST(collectives_of_a_team)
     field_close(&f);
 }
 
-TEST(default_streams_of_all_devices)
+TEST(a_team_uses_the_default_streams_of_all_devices)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -154,7 +154,7 @@ TEST(default_streams_of_all_devices)
 }
 
 /* A ring: each rank sends to the next, in one group. */
-TEST(messages_within_a_team)
+TEST(messages_within_a_team_arrive)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -247,7 +247,7 @@ TEST(ranks_share_a_device)
     field_close(&f);
 }
 
-TEST(bad_teams_and_bad_calls)
+TEST(invalid_teams_and_calls_are_refused)
 {
     static const int TWICE[] = {1, 1};
     field f;
@@ -492,7 +492,7 @@ TEST(one_abort_that_hangs_keeps_no_rank_of_a_team_from_it)
     field_close(&f);
 }
 
-TEST(aborting_a_team_and_handles_that_outlive_it)
+TEST(handles_outlive_an_aborted_or_closed_team)
 {
     field f;
     REQUIRE(field_open(&f));

@@ -89,7 +89,7 @@ ring_body(nccl_rig_rank *self)
     close_window(self, &made);
 }
 
-TEST(puts_in_a_ring)
+TEST(puts_in_a_ring_arrive)
 {
     nccl_rig_run_all(ring_body, NULL);
 }
@@ -186,7 +186,7 @@ devices_body(nccl_rig_rank *self)
     close_window(self, &here);
 }
 
-TEST(refused_windows_and_puts)
+TEST(invalid_windows_and_puts_are_refused)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, refusals_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2}, devices_body, NULL);

@@ -91,7 +91,7 @@ wait_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(wait_with_a_deadline)
+TEST(a_wait_with_a_deadline_leaves_the_work_pending)
 {
     nccl_rig_run_all(wait_body, NULL);
 }
@@ -170,7 +170,7 @@ many_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(each_ends_once_and_in_order)
+TEST(each_work_ends_once_and_in_order)
 {
     nccl_rig_run_all(many_body, NULL);
 }
@@ -204,7 +204,7 @@ timing_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(timing)
+TEST(a_work_with_timing_has_a_duration_once_done)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .has_timing = true}, timing_body, NULL);
 }
@@ -222,7 +222,7 @@ no_timing_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(no_timing)
+TEST(a_work_without_timing_has_no_duration)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, no_timing_body, NULL);
 }
@@ -317,7 +317,7 @@ ephemeral_body(nccl_rig_rank *self)
     nccl_rig_free(self, first.data);
 }
 
-TEST(ephemeral_timeouts)
+TEST(an_ephemeral_timeout_extends_only_the_works_before_its_end)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, ephemeral_body, NULL);
 }
@@ -347,7 +347,7 @@ stream_body(nccl_rig_rank *self)
     CHECK_STATUS(dd_nccl_group_stream(self->group, 99, &stream, check_err()), DD_INVALID_ARGUMENT);
 }
 
-TEST(stream_and_scratch)
+TEST(the_stream_of_a_group_waits_for_ordered_streams)
 {
     nccl_rig_run_all(stream_body, NULL);
 }
@@ -452,7 +452,7 @@ graph_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(captured_into_a_graph)
+TEST(captured_operations_run_with_their_graph)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, graph_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2}, graph_body, NULL);

@@ -68,7 +68,7 @@ TEST(a_list_has_an_address_once)
     CHECK_INT(list.count, DD_ADDR_LIST_MAX);
 }
 
-TEST(ports_of_addresses)
+TEST(only_ip_addresses_have_ports)
 {
     dd_addr_list list;
     dd_wait wait = long_wait();
@@ -99,7 +99,7 @@ TEST(long_unix_names_are_cut)
     dd_sock_close(fd);
 }
 
-TEST(names_that_do_not_resolve)
+TEST(names_that_do_not_resolve_are_reported)
 {
     static const char *const hosts[] = {"no-such-host.invalid", "a name with spaces", "256.1.1.1.1", "[::1]"};
     for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) {
@@ -129,7 +129,7 @@ TEST(lookup_can_be_interrupted_and_leaves_nothing)
     }
 }
 
-TEST(wildcards)
+TEST(only_wildcard_hosts_are_wildcards)
 {
     CHECK(dd_addr_is_wildcard("") && dd_addr_is_wildcard("*"));
     CHECK(dd_addr_is_wildcard("0.0.0.0") && dd_addr_is_wildcard("::"));
@@ -231,7 +231,7 @@ check_family(const dd_addr *addr)
     pair_close(&p);
 }
 
-TEST(connections_of_every_family)
+TEST(connections_of_every_family_carry_bytes)
 {
     dd_addr v4 = loopback();
     check_family(&v4);

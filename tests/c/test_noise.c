@@ -94,7 +94,7 @@ check_vector(const vector *v)
     check_sealed(v->cipher, keys[1].send, "from the listener", v->from_listener);
 }
 
-TEST(noise_vectors)
+TEST(handshakes_match_the_vectors)
 {
     REQUIRE_OK(dd_crypto_load(check_err()));
     check_vector(&vectors[0]);

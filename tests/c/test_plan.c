@@ -78,7 +78,7 @@ check_ranks(dd_coll coll, int ncases)
     }
 DD_COLL_LIST(PLANS_OF)
 
-TEST(plans_of_ring_with_many_segments)
+TEST(ring_plans_of_many_segments_are_correct)
 {
     unsigned random = 7;
     const char *colls[] = {"all_reduce", "reduce_scatter"};
@@ -92,7 +92,7 @@ TEST(plans_of_ring_with_many_segments)
     }
 }
 
-TEST(algorithm_find)
+TEST(an_algorithm_is_found_by_collective_and_name)
 {
     const dd_algorithm *ring = dd_algorithm_find(DD_COLL_ALL_REDUCE, "ring");
     REQUIRE(ring != NULL);
@@ -102,7 +102,7 @@ TEST(algorithm_find)
     CHECK(dd_algorithm_find(DD_COLL_ALL_REDUCE, "") == NULL);
 }
 
-TEST(coll_blocks)
+TEST(collectives_have_their_numbers_of_blocks)
 {
     CHECK_INT(dd_coll_ninputs(DD_COLL_SCATTER, true, 5), 5);
     CHECK_INT(dd_coll_ninputs(DD_COLL_SCATTER, false, 5), 0);
@@ -116,7 +116,7 @@ TEST(coll_blocks)
 }
 
 /* Each allocation of a builder fails once. */
-TEST(plans_without_memory)
+TEST(building_a_plan_without_memory_returns_an_error)
 {
     unsigned random = 3;
     for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
@@ -158,7 +158,7 @@ note_cost(int rank, const dd_plan *plan, void *ctx)
 }
 
 /* The algorithms for many ranks must need few steps. */
-TEST(plans_of_1024_ranks)
+TEST(plans_of_1024_ranks_have_few_steps)
 {
     static const struct {
         dd_coll coll;

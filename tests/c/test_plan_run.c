@@ -158,7 +158,7 @@ TEST(a_plan_of_nothing_is_done_at_once)
     dd_plan_run_destroy(NULL);
 }
 
-TEST(cancelled_between_two_steps)
+TEST(a_run_cancelled_between_two_steps_ends_once)
 {
     dd_plan plan = {0};
     dd_plan_run *run = NULL;
@@ -189,7 +189,7 @@ TEST(cancelled_between_two_steps)
     dd_plan_run_destroy(run);
 }
 
-TEST(no_memory_for_a_plan_run)
+TEST(creating_a_plan_run_without_memory_fails)
 {
     dd_plan plan = {0};
     REQUIRE_OK(build_doubling(&plan, 400, check_err()));
@@ -287,7 +287,7 @@ ping_pong(run_member *self)
     dd_plan_run_destroy(run);
 }
 
-TEST(messages_in_both_directions)
+TEST(messages_in_both_directions_arrive)
 {
     size_t small = 8;
     size_t large = (size_t)3 << 20;

@@ -259,7 +259,7 @@ TEST(view_made_after_a_fork_is_refused)
     tower_fini(&t);
 }
 
-TEST(opening_without_memory)
+TEST(opening_without_memory_returns_an_error)
 {
     dd_store *hash = NULL;
     dd_store *view = NULL;

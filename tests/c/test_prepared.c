@@ -125,17 +125,17 @@ run_matrices(team_options options, bool is_linear)
     }
 }
 
-TEST(every_collective_by_shared_memory)
+TEST(every_collective_by_shared_memory_is_correct)
 {
     run_matrices((team_options){0}, true);
 }
 
-TEST(every_collective_by_messages)
+TEST(every_collective_by_messages_is_correct)
 {
     run_matrices((team_options){.algorithms = "flat"}, false);
 }
 
-TEST(every_collective_between_hosts)
+TEST(every_collective_between_hosts_is_correct)
 {
     run_matrices((team_options){.single_ranks = 0x52}, false);
 }
@@ -327,7 +327,7 @@ disagree(team_rank *self)
     }
 }
 
-TEST(ranks_that_disagree)
+TEST(different_calls_are_a_mismatch)
 {
     team_options options = {.size = 2};
     team_run_both(&options, disagree, NULL);
@@ -390,7 +390,7 @@ be_aborted(team_rank *self)
     sum_fini(&aborted);
 }
 
-TEST(abort_ends_it)
+TEST(an_abort_ends_a_prepared_call)
 {
     team_options options = {.size = 2};
     team_run_both(&options, be_aborted, NULL);
@@ -497,7 +497,7 @@ close_under_way(team_rank *self)
     sum_fini(&one);
 }
 
-TEST(closing_the_group_ends_it)
+TEST(closing_the_group_ends_a_prepared_call)
 {
     team_options options = {.size = 2};
     team_run_both(&options, close_under_way, NULL);

@@ -107,54 +107,54 @@ check_team(run_team_options options, const char *ways)
     run_team_do(&options, play_all, &all);
 }
 
-TEST(one_rank)
+TEST(collectives_of_one_rank_are_correct)
 {
     check_team((run_team_options){.nranks = 1},
                NULL); /* small arrays are copied immediately, large ones by plans */
 }
 
-TEST(two_ranks_of_one_host)
+TEST(two_ranks_of_one_host_use_the_arena)
 {
     check_team((run_team_options){.nranks = 2}, "arena");
 }
 
-TEST(three_ranks_of_one_host)
+TEST(three_ranks_of_one_host_use_the_arena)
 {
     check_team((run_team_options){.nranks = 3}, "arena");
 }
 
-TEST(two_hosts_of_one_rank)
+TEST(two_hosts_of_one_rank_give_correct_results)
 {
     check_team((run_team_options){.nranks = 2, .host_of = {0, 1}}, "");
 }
 
-TEST(two_hosts_of_two_ranks)
+TEST(two_hosts_of_two_ranks_use_arena_and_links)
 {
     check_team((run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, "arena+");
 }
 
-TEST(interleaved_hosts)
+TEST(interleaved_hosts_use_arena_and_links)
 {
     check_team((run_team_options){.nranks = 4, .host_of = {0, 1, 0, 1}, .segment_nbytes = 1024}, "arena+");
 }
 
-TEST(uneven_hosts)
+TEST(uneven_hosts_use_the_arena)
 {
     check_team((run_team_options){.nranks = 6, .host_of = {0, 1, 1, 0, 2, 1}}, "arena");
 }
 
-TEST(flat_over_shared_memory)
+TEST(flat_collectives_over_shared_memory_are_correct)
 {
     check_team((run_team_options){.nranks = 3, .selection = "flat", .segment_nbytes = 4096}, "");
 }
 
-TEST(flat_over_two_hosts)
+TEST(flat_collectives_over_two_hosts_use_the_chosen_ring)
 {
     check_team((run_team_options){.nranks = 4, .host_of = {0, 1, 0, 1}, .selection = "flat,all_reduce=ring"},
                "ring");
 }
 
-TEST(eight_ranks_flat)
+TEST(flat_collectives_of_eight_ranks_are_correct)
 {
     check_team((run_team_options){.nranks = 8, .host_of = {0, 0, 1, 1, 2, 2, 3, 3}, .selection = "flat"}, "");
 }
@@ -162,7 +162,7 @@ TEST(eight_ranks_flat)
 static const size_t large_counts[] = {700001, 2500000};
 
 /* Several pieces and segments, and rendezvous messages. */
-TEST(large_arrays_over_hosts)
+TEST(large_arrays_over_hosts_give_correct_results)
 {
     sweep all = {.counts = large_counts, .ncounts = 2, .ways = "arena+"};
     run_team_options options = {.nranks = 4, .host_of = {0, 0, 1, 1}};
@@ -193,7 +193,7 @@ add_many(run_member *self)
     }
 }
 
-TEST(small_collectives_in_a_row)
+TEST(small_collectives_in_a_row_are_correct)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, add_many, NULL);
     run_team_do(&(run_team_options){.nranks = 2}, add_many, NULL);
@@ -305,12 +305,12 @@ run_short_of_memory(run_member *self)
     run_team_meet(self);
 }
 
-TEST(no_memory_for_a_plan)
+TEST(a_call_completes_after_starts_without_memory_have_failed)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, run_short_of_memory, NULL);
 }
 
-TEST(no_memory_for_a_run)
+TEST(creating_a_run_without_memory_fails)
 {
     dd_topology topology;
     REQUIRE_OK(dd_topology_init(&topology, 0, 3, (const int[]){0, 1, 1}, check_err()));
@@ -370,7 +370,7 @@ wait_for_no_rank(run_member *self)
     run_team_meet(self);
 }
 
-TEST(cancelling)
+TEST(cancelling_ends_a_run_that_waits_for_ranks)
 {
     run_team_do(&(run_team_options){.nranks = 3}, wait_for_no_rank, NULL);
     run_team_do(&(run_team_options){.nranks = 3, .selection = "flat"}, wait_for_no_rank, NULL);
@@ -403,7 +403,7 @@ wait_for_other_host(run_member *self)
     run_team_meet(self);
 }
 
-TEST(cancelling_between_hosts)
+TEST(cancelling_ends_a_run_that_waits_for_another_host)
 {
     run_team_do(&(run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, wait_for_other_host, NULL);
 }
@@ -430,7 +430,7 @@ disagree(run_member *self)
     run_team_meet(self);
 }
 
-TEST(ranks_that_disagree)
+TEST(different_calls_are_a_mismatch)
 {
     atomic_int nfound = 0;
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, disagree, &nfound);
@@ -465,7 +465,7 @@ send_too_much(run_member *self)
     run_team_meet(self);
 }
 
-TEST(blocks_that_do_not_fit)
+TEST(blocks_that_do_not_fit_are_a_mismatch)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, send_too_much, NULL);
 }

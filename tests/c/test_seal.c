@@ -145,7 +145,7 @@ TEST(a_full_record_is_not_padded)
     close_stream(&s);
 }
 
-TEST(nothing_of_the_text_shows)
+TEST(sealed_bytes_do_not_contain_the_text)
 {
     char wire[512];
     static const char text[] = "a marker that is easily found, a marker that is easily found";

@@ -37,7 +37,7 @@ TEST(every_query_has_an_answer)
     }
 }
 
-TEST(table)
+TEST(the_table_selects_by_size_and_ranks)
 {
     dd_select_query query = {.coll = DD_COLL_ALL_REDUCE, .nranks = 4, .nbytes = 8, .is_even = true};
     CHECK(strcmp(choose("", query), "exchange") == 0);
@@ -53,7 +53,7 @@ TEST(table)
     CHECK(strcmp(choose("", query), "ring") == 0);
 }
 
-TEST(overrides)
+TEST(overrides_replace_the_selection_where_they_fit)
 {
     dd_select_query query = {.coll = DD_COLL_ALL_REDUCE, .nranks = 4, .nbytes = 8, .is_even = true};
     CHECK(strcmp(choose("all_reduce=ring", query), "ring") == 0);
@@ -65,7 +65,7 @@ TEST(overrides)
     CHECK(strcmp(choose("all_to_all=bruck", query), "pairwise") == 0);
 }
 
-TEST(flat)
+TEST(flat_is_parsed_as_an_option)
 {
     dd_selection selection;
     REQUIRE_OK(dd_selection_parse("broadcast=chain,flat", &selection, check_err()));
@@ -75,7 +75,7 @@ TEST(flat)
     CHECK(selection.forced[DD_COLL_BROADCAST] == NULL);
 }
 
-TEST(unknown_names)
+TEST(unknown_names_are_refused_with_the_valid_names)
 {
     dd_selection selection = {.is_flat = true};
     CHECK_STATUS(dd_selection_parse("all_reduce=fast", &selection, check_err()), DD_INVALID_ARGUMENT);

@@ -89,7 +89,7 @@ create_in_child(unsigned flag, int error, dd_status expected)
     return WEXITSTATUS(status);
 }
 
-TEST(shared_memory_of_an_old_kernel)
+TEST(shared_memory_is_created_on_an_old_kernel)
 {
     CHECK_INT(create_in_child(NOEXEC_SEAL, EINVAL, DD_OK), 0);
     CHECK_INT(create_in_child(MFD_CLOEXEC, EPERM, DD_SYSTEM), 0);

@@ -92,7 +92,7 @@ TEST(the_legacy_stream_and_blocking_ones_wait_for_each_other)
     CU(cuStreamDestroy(apart));
 }
 
-TEST(copies_and_injected_errors)
+TEST(copies_are_exact_and_injected_errors_are_returned)
 {
     load_cuda();
     use_device(3);
@@ -314,19 +314,19 @@ run_collectives(member *self)
     free_memory(out);
 }
 
-TEST(collectives_of_one_rank)
+TEST(collectives_of_one_rank_are_correct)
 {
     load_nccl("2.32.3");
     run_team(1, 1, run_collectives);
 }
 
-TEST(collectives_of_two_ranks)
+TEST(collectives_of_two_ranks_are_correct)
 {
     load_nccl("2.28.3");
     run_team(2, 1, run_collectives);
 }
 
-TEST(collectives_of_four_ranks)
+TEST(collectives_of_four_ranks_are_correct)
 {
     load_nccl("2.32.3");
     run_team(4, 1, run_collectives);
@@ -408,7 +408,7 @@ run_children(member *self)
     }
 }
 
-TEST(children_of_a_communicator)
+TEST(children_of_a_communicator_work)
 {
     load_nccl("2.32.3");
     run_team(4, 1, run_children);
@@ -598,7 +598,7 @@ run_early(member *self)
     free_memory(data);
 }
 
-TEST(connections_that_are_made_with_the_communicator)
+TEST(a_first_collective_does_not_wait_if_connections_exist)
 {
     load_nccl("2.22.3");
     setenv("NCCL_RUNTIME_CONNECT", "0", 1);
@@ -813,7 +813,7 @@ run_faults(member *self)
     free_memory(data);
 }
 
-TEST(faults_on_demand)
+TEST(injected_faults_fail_and_hang_calls)
 {
     load_nccl("2.29.7");
     run_team(2, 1, run_faults);
@@ -860,7 +860,7 @@ run_process(int rank, const dd_nccl_unique_id *id)
     return check_failures() > 0;
 }
 
-TEST(ranks_of_two_processes)
+TEST(ranks_of_two_processes_form_a_communicator)
 {
     load_nccl("2.19.3");
     dd_nccl_unique_id id;
@@ -924,7 +924,7 @@ TEST(configurations_are_checked)
     NC(ncclCommDestroy(comms[1]));
 }
 
-TEST(faults_by_the_environment)
+TEST(faults_are_injected_by_the_environment)
 {
     setenv("DLDIST_STUB_FAULTS", "fail ncclGetUniqueId 1 3 from outside; fail cuInit 0 100", 1);
     load_nccl("2.31.2");

@@ -156,7 +156,7 @@ TEST(a_refused_registration_spoils_nothing)
     NC(ncclCommDestroy(comm));
 }
 
-TEST(warnings_of_wrong_arguments)
+TEST(wrong_arguments_have_the_warnings_of_nccl)
 {
     load_nccl("2.30.7");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -268,7 +268,7 @@ check_same_gpu(const char *version, const char *warning, int handles)
     CHECK_INT(nccl.dd_stub_live("comm"), 0);
 }
 
-TEST(two_ranks_on_one_gpu)
+TEST(two_ranks_on_one_gpu_are_refused)
 {
     static const char newer[] = "Multiple Ranks are using the same GPU/Partition. Set "
                                 "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.";
@@ -398,7 +398,7 @@ check_plain_window(const char *version, dd_nccl_result expected)
     free_memory(data);
 }
 
-TEST(windows_of_plain_memory)
+TEST(windows_of_plain_memory_are_refused_since_2_30)
 {
     check_plain_window("2.27.3", DD_NCCL_SUCCESS);
     check_plain_window("2.30.7", DD_NCCL_UNHANDLED_CUDA_ERROR);
@@ -428,7 +428,7 @@ TEST(buffers_are_not_checked)
     free_memory(data);
 }
 
-TEST(memory_of_no_bytes_and_registrations_of_it)
+TEST(memory_of_no_bytes_is_null_and_can_be_registered)
 {
     load_nccl("2.32.3");
     dd_nccl_comm_handle comm = make_alone(1);

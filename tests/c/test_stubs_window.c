@@ -86,7 +86,7 @@ run_puts(member *self)
     free_window(self, &to);
 }
 
-TEST(puts_between_threads)
+TEST(puts_between_threads_arrive)
 {
     load_nccl("2.32.3");
     run_team(3, 1, run_puts);
@@ -104,7 +104,7 @@ run_process(int rank, const dd_nccl_unique_id *id)
     return check_failures() > 0;
 }
 
-TEST(puts_between_processes)
+TEST(puts_between_processes_arrive)
 {
     load_nccl("2.29.2");
     dd_nccl_unique_id id;

@@ -192,7 +192,7 @@ round_trip(const char *pattern, uint64_t repeats, uint64_t count, size_t head)
     dd_blob_fini(&message);
 }
 
-TEST(every_message_cut_at_every_byte)
+TEST(messages_survive_a_round_trip_cut_at_any_byte)
 {
     static const uint64_t counts[] = {0, 1, 2, 37};
     for (size_t i = 0; i < NOPS; i++) {
@@ -287,7 +287,7 @@ overstep_every_limit(const char *pattern)
     dd_blob_fini(&message);
 }
 
-TEST(lengths_and_counts_over_their_limits)
+TEST(lengths_and_counts_over_their_limits_are_refused)
 {
     for (size_t i = 0; i < NOPS; i++) {
         overstep_every_limit(ops[i].request);
@@ -297,7 +297,7 @@ TEST(lengths_and_counts_over_their_limits)
     }
 }
 
-TEST(lengths_at_their_limits)
+TEST(lengths_at_their_limits_are_accepted)
 {
     const dd_tcp_limits tight = {3, 5, 2, UINT64_MAX};
     dd_blob message = {0};
@@ -308,7 +308,7 @@ TEST(lengths_at_their_limits)
     dd_blob_fini(&message);
 }
 
-TEST(whole_request_over_its_limit)
+TEST(a_request_over_its_limit_is_refused_at_the_first_excess_byte)
 {
     dd_blob message = {0};
     raw_pack(&message, "bkv", DD_TCP_SET, "key", "a value");
@@ -337,7 +337,7 @@ TEST(whole_request_over_its_limit)
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-TEST(bytes_on_the_wire)
+TEST(fields_have_the_documented_bytes_on_the_wire)
 {
     dd_blob message = {0};
     dd_tcp_writer writer;

@@ -94,7 +94,7 @@ TEST(first_bytes_are_pytorchs)
     dd_tcp_server_release(server);
 }
 
-TEST(values)
+TEST(values_are_set_appended_and_compared)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -131,7 +131,7 @@ TEST(values)
     dd_tcp_server_release(server);
 }
 
-TEST(checks)
+TEST(checks_succeed_only_if_all_keys_exist)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -148,7 +148,7 @@ TEST(checks)
     dd_tcp_server_release(server);
 }
 
-TEST(lists)
+TEST(lists_contain_keys_but_no_queues)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -162,7 +162,7 @@ TEST(lists)
     dd_tcp_server_release(server);
 }
 
-TEST(queues)
+TEST(queues_keep_their_order)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -185,7 +185,7 @@ TEST(queues)
     dd_tcp_server_release(server);
 }
 
-TEST(waiting)
+TEST(a_wait_ends_when_all_keys_exist_or_it_is_cancelled)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -215,7 +215,7 @@ TEST(waiting)
     dd_tcp_server_release(server);
 }
 
-TEST(barriers)
+TEST(barriers_end_at_the_last_arrival)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -257,7 +257,7 @@ expect_conversation(int fd)
     CHECK(raw_expect(fd, "uvvvbiiv", 1u, "value", "1", "2", 0, 3LL, 3LL, "3"));
 }
 
-TEST(requests_one_byte_at_a_time)
+TEST(requests_sent_one_byte_at_a_time_are_answered)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_connect(dd_tcp_server_port(server));
@@ -274,7 +274,7 @@ TEST(requests_one_byte_at_a_time)
     dd_tcp_server_release(server);
 }
 
-TEST(many_requests_in_one_send)
+TEST(many_requests_in_one_send_are_answered)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_connect(dd_tcp_server_port(server));
@@ -427,7 +427,7 @@ TEST(forbidden_bytes_end_only_their_connection)
     dd_tcp_server_release(server);
 }
 
-TEST(nothing_but_a_cancel_while_parked)
+TEST(a_parked_client_may_send_only_a_cancel)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -468,7 +468,7 @@ TEST(huge_lengths_do_not_allocate)
     dd_tcp_server_release(server);
 }
 
-TEST(clients_that_vanish_while_parked)
+TEST(parked_clients_that_disconnect_are_removed)
 {
     dd_tcp_server *server = default_server();
     int fds[20];
@@ -567,7 +567,7 @@ open_extended(uint16_t port)
     return open_extended_within(port, DD_TCP_LIMITS_DEFAULT);
 }
 
-TEST(extended_replies)
+TEST(extended_requests_are_answered_with_their_tags)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -598,7 +598,7 @@ TEST(extended_replies)
     dd_tcp_server_release(server);
 }
 
-TEST(tagged_requests_one_byte_at_a_time)
+TEST(tagged_requests_sent_one_byte_at_a_time_are_answered)
 {
     dd_tcp_server *server = default_server();
     int fd = open_extended(dd_tcp_server_port(server));
@@ -617,7 +617,7 @@ TEST(tagged_requests_one_byte_at_a_time)
 }
 
 /* One connection has several waiting requests; each is answered with its tag when it completes. */
-TEST(requests_that_wait_on_one_connection)
+TEST(several_requests_wait_on_one_connection)
 {
     dd_tcp_server *server = default_server();
     int fd = open_extended(dd_tcp_server_port(server));
@@ -654,7 +654,7 @@ TEST(requests_that_wait_on_one_connection)
 }
 
 /* Many keys with one value: a request that waits for missing keys must also respect the limit. */
-TEST(values_that_are_too_much_together)
+TEST(values_too_large_together_are_refused)
 {
     static char large[1001];
     memset(large, 'x', sizeof large - 1);
@@ -677,7 +677,7 @@ TEST(values_that_are_too_much_together)
 }
 
 /* Several values are returned together once all exist; a cancelled request returns none. */
-TEST(values_that_are_waited_for_together)
+TEST(values_waited_for_together_arrive_together)
 {
     dd_tcp_server *server = default_server();
     int fd = open_extended(dd_tcp_server_port(server));
@@ -854,7 +854,7 @@ cpu_ns(void)
     return used.tv_sec * DD_NS_PER_S + used.tv_nsec;
 }
 
-TEST(no_descriptors_left)
+TEST(a_server_without_descriptors_serves_its_clients)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -916,7 +916,7 @@ be_refused(uint16_t port)
     close(fd);
 }
 
-TEST(few_descriptors_left)
+TEST(rejected_connections_name_the_limit_of_open_files)
 {
     dd_tcp_server *server = default_server();
     int files[512];
@@ -1005,7 +1005,7 @@ serve_with_failure(uint16_t port, dd_bytes bytes, long nth)
     return has_failed;
 }
 
-TEST(no_memory_while_serving)
+TEST(values_are_kept_if_memory_runs_out_while_serving)
 {
 #define OP_NUMBER(name, number, ...) number,
     static const int ops[] = {DD_TCP_OP_LIST(OP_NUMBER)};
@@ -1062,7 +1062,7 @@ TEST(item_stays_without_memory_for_the_reply)
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-TEST(opening_without_memory)
+TEST(opening_without_memory_leaves_no_descriptors)
 {
     dd_tcp_server_options options = raw_options();
     options.secret = BYTES("secret");
@@ -1130,7 +1130,7 @@ has_ipv6(void)
     return is_there;
 }
 
-TEST(hosts_to_listen_on)
+TEST(a_server_listens_only_on_its_host)
 {
     static const char *const hosts[] = {"localhost", "", "*", "::", "0.0.0.0", "::1", "127.0.0.1"};
     static const bool is_v4[] = {true, true, true, true, true, false, true};
@@ -1159,7 +1159,7 @@ bound_socket(int type)
     return fd;
 }
 
-TEST(listening_socket_of_the_caller)
+TEST(a_listening_socket_of_the_caller_is_validated_and_used)
 {
     dd_tcp_server *server = NULL;
     dd_wait wait = long_wait();
@@ -1243,7 +1243,7 @@ TEST(thousand_servers_leave_nothing)
     CHECK_INT(count_threads(), nthreads);
 }
 
-TEST(stopping_while_clients_are_parked)
+TEST(stopping_closes_the_connections_of_parked_clients)
 {
     dd_tcp_server *server = default_server();
     int fds[3];
@@ -1261,7 +1261,7 @@ TEST(stopping_while_clients_are_parked)
     }
 }
 
-TEST(servers_shared_by_port)
+TEST(servers_are_shared_by_port)
 {
     dd_tcp_registry *registry = NULL;
     REQUIRE_OK(dd_tcp_registry_create(&registry, check_err()));
@@ -1382,7 +1382,7 @@ is_interrupted(void *ctx)
     return true;
 }
 
-TEST(waiting_for_joining_clients)
+TEST(waiting_for_clients_ends_when_they_join_or_at_an_interrupt)
 {
     dd_tcp_server *server = default_server();
     joiner late = {.port = dd_tcp_server_port(server)};

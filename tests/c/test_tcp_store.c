@@ -698,12 +698,12 @@ lose_the_server(dd_store *store, world *where)
     CHECK_CONTAINS(check_message(), "the server was lost in an earlier call: ");
 }
 
-TEST(server_that_stops_while_calls_wait)
+TEST(calls_fail_if_the_server_stops)
 {
     for_both(lose_the_server);
 }
 
-TEST(server_that_never_answers)
+TEST(a_server_that_never_answers_is_a_timeout)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t in_len = sizeof in;
@@ -798,7 +798,7 @@ expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
     close_world(fixture);
 }
 
-TEST(connections_and_round_trips_of_a_client)
+TEST(a_client_uses_one_connection_and_few_round_trips)
 {
     expect_cost(open_unix, 1);
     expect_cost(open_remote, 2);
@@ -882,7 +882,7 @@ open_from_afar(const plain_proxy *proxy, const char *secret, bool is_encryption_
     return status;
 }
 
-TEST(encryption_on_only_one_side)
+TEST(opening_fails_if_only_one_side_encrypts)
 {
     for (int is_server_off = 0; is_server_off < 2; is_server_off++) {
         dd_tcp_server_options options = raw_options();
@@ -904,7 +904,7 @@ TEST(encryption_on_only_one_side)
     }
 }
 
-TEST(secrets_that_differ)
+TEST(opening_with_another_secret_fails)
 {
     dd_tcp_server_options options = raw_options();
     dd_tcp_server *open_server = raw_server(&options);
@@ -1022,7 +1022,7 @@ TEST(clients_keep_looking_for_a_late_server)
 }
 
 /* A client of this host must use the Unix socket of the server that listens on this address. */
-TEST(servers_at_one_port_of_several_addresses)
+TEST(a_client_finds_the_server_at_its_address)
 {
     dd_tcp_server_options options = raw_options();
     dd_tcp_server *servers[2] = {raw_server(&options)};
@@ -1050,7 +1050,7 @@ TEST(servers_at_one_port_of_several_addresses)
     dd_tcp_server_release(servers[1]);
 }
 
-TEST(joining)
+TEST(joining_waits_for_the_world_size)
 {
     dd_tcp_server_options server_options = raw_options();
     dd_tcp_server *server = raw_server(&server_options);
@@ -1263,17 +1263,17 @@ without_memory(plain_proxy_mode mode)
     close(pipes[1]);
 }
 
-TEST(no_memory_with_our_protocol)
+TEST(failed_allocations_are_survived_with_dldists_protocol)
 {
     without_memory(PROXY_FAITHFUL);
 }
 
-TEST(no_memory_with_pytorchs_protocol)
+TEST(failed_allocations_are_survived_with_pytorchs_protocol)
 {
     without_memory(PROXY_PLAIN);
 }
 
-TEST(opening_without_memory)
+TEST(opening_without_memory_returns_an_error)
 {
     dd_tcp_server_options server_options = raw_options();
     server_options.secret = BYTES("secret");

@@ -90,7 +90,7 @@ TEST(unusable_libraries_are_refused)
     check_unopened("was built without support for several threads: got thread mode 0, expected 2");
 }
 
-TEST(libraries_that_do_not_start)
+TEST(libraries_that_do_not_start_are_refused)
 {
     static const char *const functions[] = {"ucc_lib_config_read", "ucc_init_version", "ucc_lib_get_attr"};
     static const char *const names[] = {"ucc_lib_config_read", "ucc_init", "ucc_lib_get_attr"};
@@ -104,7 +104,7 @@ TEST(libraries_that_do_not_start)
     }
 }
 
-TEST(opening_without_memory)
+TEST(opening_without_memory_leaves_nothing)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     long count = 0;
@@ -135,7 +135,7 @@ fail_to_be_carried(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(each_step_of_making_a_team_fails)
+TEST(each_step_of_making_a_team_reports_its_failure)
 {
     static const char *const functions[] = {"ucc_context_config_read", "ucc_context_config_modify",
                                             "ucc_context_create", "ucc_team_create_post",
@@ -152,7 +152,7 @@ TEST(each_step_of_making_a_team_fails)
 }
 
 /* The other rank is inside an exchange of UCC, and reports the failure that the group has sent. */
-TEST(one_rank_fails_while_the_other_exchanges)
+TEST(a_rank_in_an_exchange_reports_the_failure_of_the_other_rank)
 {
     static const char name[] = "ucc_context_create";
     plain_ucc_reset();
@@ -171,7 +171,7 @@ wait_in_vain(team_rank *self)
     team_rendezvous(self, "too late");
 }
 
-TEST(a_team_that_is_never_created)
+TEST(a_team_that_is_never_created_times_out)
 {
     plain_ucc_reset();
     plain_ucc.has_no_end = true;
@@ -220,7 +220,7 @@ leave_an_exchange(team_rank *self)
     CHECK_CONTAINS(check_message(), "interrupted while UCC created a team");
 }
 
-TEST(an_exchange_that_the_caller_leaves)
+TEST(an_interrupt_ends_an_exchange_and_aborts_the_group)
 {
     atomic_store(&is_enough, false);
     plain_ucc_reset();
@@ -256,7 +256,7 @@ exchange_without_memory(team_rank *self)
     plain_ucc_end_contexts();
 }
 
-TEST(teams_without_memory)
+TEST(creating_a_team_without_memory_leaves_nothing)
 {
     plain_ucc_reset();
     run(1, exchange_without_memory, NULL);
@@ -283,7 +283,7 @@ fail_in_a_call(team_rank *self)
     CHECK_STATUS(carry_sum_call(self, check_err()), DD_BACKEND);
 }
 
-TEST(calls_that_fail)
+TEST(failed_calls_fail_the_group)
 {
     static const plain_ucc_script scripts[] = {{.failing = "ucc_collective_init"},
                                                {.failing = "ucc_collective_post"},

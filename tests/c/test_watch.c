@@ -485,7 +485,7 @@ TEST(a_monitor_that_cannot_be_created_keeps_the_alarms_of_another)
     close_rig(&r);
 }
 
-TEST(a_pipe_that_cannot_be_created)
+TEST(a_pipe_that_cannot_be_created_is_an_error)
 {
     static const dd_sys_call calls[] = {DD_SYS_mkfifo, DD_SYS_open};
     rig r;
@@ -522,7 +522,7 @@ take_a_while(void)
 }
 
 /* A file system that hangs, and finally fails. */
-TEST(a_dump_that_takes_too_long)
+TEST(a_dump_that_takes_too_long_is_reported)
 {
     rig r;
     static const dd_sys_fault fault = {
@@ -545,7 +545,7 @@ TEST(a_dump_that_takes_too_long)
     close_rig(&r);
 }
 
-TEST(a_dump_that_cannot_be_written)
+TEST(a_dump_that_cannot_be_written_is_reported)
 {
     rig r;
     open_rig(&r, 1);
@@ -584,7 +584,7 @@ watch_beats(rig *r, bool is_fatal)
     dd_monitor_set_heartbeat(r->ranks[0].monitor, &heartbeat);
 }
 
-TEST(a_heartbeat_that_stands_still)
+TEST(a_heartbeat_that_stands_still_fails_the_group)
 {
     rig r;
     open_rig(&r, 1);
@@ -625,7 +625,7 @@ TEST(a_lost_heartbeat_ends_the_process_if_enabled)
     close_rig(&r);
 }
 
-TEST(an_interpreter_that_does_not_answer)
+TEST(an_interpreter_that_does_not_answer_is_reported)
 {
     rig r;
     open_rig(&r, 1);

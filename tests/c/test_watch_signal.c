@@ -16,7 +16,7 @@ TEST(dump_signals_carry_a_rank)
     CHECK_STATUS(dd_signal_decode_dump(BYTES("\1\0\0\0\0"), &rank, check_err()), DD_PROTOCOL);
 }
 
-TEST(an_error_round_trip)
+TEST(an_error_survives_a_round_trip)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause;
@@ -36,7 +36,7 @@ TEST(an_error_round_trip)
                  DD_PROTOCOL);
 }
 
-TEST(an_error_of_the_longest_text)
+TEST(an_error_of_the_longest_text_is_decoded)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause = {.code = DD_INTERNAL};
@@ -48,7 +48,7 @@ TEST(an_error_of_the_longest_text)
     CHECK_INT(decoded.code, DD_BACKEND); /* a peer may not choose this code */
 }
 
-TEST(a_state_round_trip)
+TEST(a_state_survives_a_round_trip)
 {
     dd_recorder_status status = {
         .called = {7, "all_reduce"}, .started = {6, "barrier"}, .completed = {-1, ""}};
@@ -72,7 +72,7 @@ TEST(a_state_round_trip)
     CHECK_STATUS(dd_signal_decode_state(negative, &decoded, check_err()), DD_PROTOCOL);
 }
 
-TEST(a_state_of_long_names)
+TEST(a_state_of_long_names_is_cut)
 {
     char name[100];
     memset(name, 'x', sizeof name);
@@ -88,7 +88,7 @@ TEST(a_state_of_long_names)
 }
 
 /* Arbitrary bytes must be rejected or decoded, without overreads. */
-TEST(noise)
+TEST(arbitrary_bytes_are_decoded_safely)
 {
     srand(5);
     for (int round = 0; round < 20000; round++) {

@@ -45,23 +45,23 @@ pass_around(team_rank *self)
     window_close(&test);
 }
 
-TEST(sizes_of_two)
+TEST(puts_and_gets_of_two_ranks_are_correct)
 {
     window_run_everywhere(1, pass_around);
     window_run_everywhere(2, pass_around);
 }
 
-TEST(sizes_of_three)
+TEST(puts_and_gets_of_three_ranks_are_correct)
 {
     window_run_everywhere(3, pass_around);
 }
 
-TEST(sizes_of_five)
+TEST(puts_and_gets_of_five_ranks_are_correct)
 {
     window_run_everywhere(5, pass_around);
 }
 
-TEST(sizes_of_eight)
+TEST(puts_and_gets_of_eight_ranks_are_correct)
 {
     bool is_plain = false;
     team_options options = {.size = 8, .single_ranks = 0x18};
@@ -151,7 +151,7 @@ share_a_word(team_rank *self)
     window_close(&test);
 }
 
-TEST(threads_share_a_word)
+TEST(threads_that_share_a_word_take_each_signal_once)
 {
     window_run_everywhere(2, share_a_word);
 }
@@ -264,7 +264,7 @@ post_and_flush(team_rank *self)
     window_close(&test);
 }
 
-TEST(works_and_flush)
+TEST(posted_puts_and_gets_complete_by_works_or_flush)
 {
     window_run_everywhere(3, post_and_flush);
 }

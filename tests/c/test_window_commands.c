@@ -190,7 +190,7 @@ close_before_data(team_rank *self)
 }
 
 /* Late data must not be taken for the data of the next put. */
-TEST(data_that_arrive_after_the_window_is_closed)
+TEST(data_that_arrive_after_a_close_are_dropped)
 {
     team_options options = {.size = 2};
     team_run_both(&options, close_before_data, NULL);
@@ -260,7 +260,7 @@ get_many(team_rank *self)
     free(many);
 }
 
-TEST(more_gets_than_are_answered_at_a_time)
+TEST(more_gets_than_are_answered_at_a_time_complete)
 {
     team_options options = {.size = 2};
     team_run_both(&options, get_many, NULL);
@@ -303,7 +303,7 @@ get_many_until_timeout(team_rank *self)
     free(many);
 }
 
-TEST(gets_that_are_answered_too_late)
+TEST(gets_answered_after_their_timeout_write_nothing)
 {
     team_options options = {.size = 2};
     team_run_both(&options, get_many_until_timeout, NULL);
@@ -476,7 +476,7 @@ close_and_answer(team_rank *self)
     free(bytes);
 }
 
-TEST(a_window_that_is_closed_while_it_answers)
+TEST(a_close_does_not_change_an_answer_being_sent)
 {
     team_options options = {.size = 2};
     team_run_both(&options, close_and_answer, NULL);

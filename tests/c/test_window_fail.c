@@ -108,7 +108,7 @@ use_closed(team_rank *self)
     window_drop(&test);
 }
 
-TEST(a_window_that_is_closed)
+TEST(calls_to_a_closed_window_fail)
 {
     window_run_everywhere(2, use_closed);
 }
@@ -145,7 +145,7 @@ close_and_abort(team_rank *self)
     window_drop(&test);
 }
 
-TEST(a_window_that_is_closed_for_a_reason)
+TEST(a_window_closed_before_an_abort_reports_the_abort)
 {
     window_run_everywhere(2, close_and_abort);
 }
@@ -178,7 +178,7 @@ wait_in_vain(team_rank *self)
     window_close(&test);
 }
 
-TEST(waits_end_in_time)
+TEST(waits_end_at_their_timeout_or_an_interrupt)
 {
     window_run_everywhere(2, wait_in_vain);
 }
@@ -272,7 +272,7 @@ leave_in_the_middle(team_rank *self)
     free(bytes);
 }
 
-TEST(a_group_that_is_closed_while_a_put_is_under_way)
+TEST(closing_the_group_ends_a_put_under_way)
 {
     team_options options = {.size = 2};
     team_run_both(&options, leave_in_the_middle, NULL);
@@ -399,7 +399,7 @@ open_in_vain(team_rank *self)
     }
 }
 
-TEST(a_group_that_fails_while_a_window_is_opened)
+TEST(a_failed_group_ends_the_opening_of_a_window)
 {
     team_options options = {.size = 2};
     team_run(&options, open_in_vain, NULL);
@@ -485,7 +485,7 @@ wait_until_timeout(team_rank *self)
     window_close(&test);
 }
 
-TEST(puts_that_are_interrupted)
+TEST(interrupted_puts_release_their_memory)
 {
     team_options options = {.size = 2};
     team_run_both(&options, wait_until_timeout, NULL);
@@ -521,7 +521,7 @@ fork_and_use(team_rank *self)
     window_close(&test);
 }
 
-TEST(a_forked_child)
+TEST(a_forked_child_cannot_use_the_window)
 {
     bool is_plain = false;
     team_options options = {.size = 2};
@@ -580,7 +580,7 @@ open_without_memory(team_rank *self)
     free(data);
 }
 
-TEST(no_memory)
+TEST(window_calls_without_memory_fail_with_a_message)
 {
     for (long count = 0; count < 24; count++) {
         shortage how = {.is_plain = count % 2 == 1, .count = count / 2};

@@ -16,7 +16,7 @@ static const dd_window_command examples[] = {
 };
 #define NEXAMPLES (sizeof examples / sizeof examples[0])
 
-TEST(notes_round_trip)
+TEST(window_commands_survive_a_round_trip)
 {
     for (size_t i = 0; i < NEXAMPLES; i++) {
         dd_window_command back;
@@ -67,7 +67,7 @@ TEST(malformed_notes_are_refused)
     check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "wrong id");
 }
 
-TEST(cards_round_trip)
+TEST(window_parts_survive_a_round_trip)
 {
     dd_window_part part = {.pad_region = 4,
                            .window = 5,

@@ -143,7 +143,7 @@ run_cases(team_rank *self)
     self->group = NULL;
 }
 
-TEST(every_collective)
+TEST(every_collective_is_correct)
 {
     for (int size = 2; size <= PLAIN_ONECCL_MAX_RANKS; size++) {
         run_processes(size, run_cases);
@@ -152,7 +152,7 @@ TEST(every_collective)
 
 /* ---- failures to open the library */
 
-TEST(a_library_without_a_plug_in)
+TEST(a_library_without_a_plug_in_is_refused)
 {
     plain_oneccl_fail("onecclGetVersion", XCCL_PLUGIN_EXCEPTION, "nothing\nfits");
     CHECK_STATUS(plain_oneccl_open(&library, check_err()), DD_NOT_SUPPORTED);
@@ -165,7 +165,7 @@ TEST(a_library_without_a_plug_in)
     CHECK_LACKS(check_message(), "it does not go:");
 }
 
-TEST(opening_without_memory)
+TEST(opening_without_memory_leaves_nothing)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     long count = 0;
@@ -194,7 +194,7 @@ fail_to_make_an_id(team_rank *self)
     CHECK(xccl_try_turn());
 }
 
-TEST(rank_0_gets_no_id)
+TEST(all_ranks_fail_if_rank_0_gets_no_id)
 {
     run_processes(2, fail_to_make_an_id);
 }
@@ -212,7 +212,7 @@ fail_to_join(team_rank *self)
 }
 
 /* The other rank is inside the library, which waits for this one, and is notified by the group. */
-TEST(one_rank_cannot_join)
+TEST(all_ranks_fail_if_one_rank_cannot_join)
 {
     run_processes(2, fail_to_join);
 }
@@ -231,7 +231,7 @@ join_too_late(team_rank *self)
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
-TEST(joining_takes_too_long)
+TEST(joining_that_takes_too_long_times_out)
 {
     run_processes(2, join_too_late);
 }
@@ -251,7 +251,7 @@ wait_for_a_turn(team_rank *self)
     CHECK(xccl_try_turn() == (self->rank == 0)); /* the rank that had the turn has released it */
 }
 
-TEST(another_communicator_is_being_made)
+TEST(waiting_for_another_communicator_times_out)
 {
     run_processes(2, wait_for_a_turn);
 }
@@ -271,7 +271,7 @@ create_without_memory(team_rank *self)
     }
 }
 
-TEST(carriers_without_memory)
+TEST(creating_a_carrier_without_memory_leaves_nothing)
 {
     run_processes(1, create_without_memory);
 }
@@ -292,7 +292,7 @@ fail_in_a_call(team_rank *self)
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
-TEST(a_call_that_fails)
+TEST(a_failed_call_reports_the_error_of_the_library)
 {
     run_processes(2, fail_in_a_call);
 }
