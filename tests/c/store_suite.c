@@ -167,7 +167,7 @@ nap(int64_t duration_ns)
 /* ---- values */
 
 static void
-set_get(dd_store *store, const store_suite *suite)
+get_returns_the_last_set_value(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     CHECK_OK(set_text(store, "key", "value"));
@@ -179,7 +179,7 @@ set_get(dd_store *store, const store_suite *suite)
 }
 
 static void
-binary_keys_and_values(dd_store *store, const store_suite *suite)
+binary_keys_and_values_are_exact(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -196,7 +196,7 @@ binary_keys_and_values(dd_store *store, const store_suite *suite)
 }
 
 static void
-large_values(dd_store *store, const store_suite *suite)
+large_values_are_exact(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -215,7 +215,7 @@ large_values(dd_store *store, const store_suite *suite)
 }
 
 static void
-long_keys(dd_store *store, const store_suite *suite)
+long_keys_are_accepted(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     char key[4001];
@@ -228,7 +228,7 @@ long_keys(dd_store *store, const store_suite *suite)
 }
 
 static void
-try_get(dd_store *store, const store_suite *suite)
+try_get_reports_missing_keys(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -246,7 +246,7 @@ try_get(dd_store *store, const store_suite *suite)
 }
 
 static void
-add(dd_store *store, const store_suite *suite)
+add_sums_numbers(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     static const struct {
@@ -276,7 +276,7 @@ add(dd_store *store, const store_suite *suite)
 }
 
 static void
-add_to_text(dd_store *store, const store_suite *suite)
+add_to_text_is_an_error(dd_store *store, const store_suite *suite)
 {
     if (!suite->has_number_errors) {
         return;
@@ -312,7 +312,7 @@ expect_compare_set(dd_store *store, const char *expected, const char *desired, c
 }
 
 static void
-compare_set(dd_store *store, const store_suite *suite)
+compare_set_replaces_only_the_expected_value(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     expect_compare_set(store, "expected", "new", "expected");
@@ -331,7 +331,7 @@ compare_set(dd_store *store, const store_suite *suite)
 }
 
 static void
-append(dd_store *store, const store_suite *suite)
+append_extends_a_value(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -382,7 +382,7 @@ keys_are_set_and_deleted(dd_store *store, const store_suite *suite)
 }
 
 static void
-many_keys(dd_store *store, const store_suite *suite)
+many_keys_are_counted_and_deleted(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     int64_t at_start = num_keys(store);
@@ -405,7 +405,7 @@ many_keys(dd_store *store, const store_suite *suite)
 }
 
 static void
-check_many(dd_store *store, const store_suite *suite)
+check_succeeds_only_if_all_keys_exist(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -602,7 +602,7 @@ blocked_calls_delay_no_others(dd_store *store, const store_suite *suite)
 /* ---- several keys in one call */
 
 static void
-multi_set_and_get(dd_store *store, const store_suite *suite)
+multi_get_returns_the_values_of_multi_set(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -645,7 +645,7 @@ multi_get_waits(dd_store *store, const store_suite *suite)
 
 /* Read five keys, once for each subset of them that can be present. */
 static void
-try_multi_get(dd_store *store, const store_suite *suite)
+try_multi_get_returns_the_existing_values(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -686,7 +686,7 @@ queues_refused(dd_store *store)
 }
 
 static void
-queues(dd_store *store, const store_suite *suite)
+queues_keep_their_order(dd_store *store, const store_suite *suite)
 {
     if (!suite->has_queues) {
         queues_refused(store);
@@ -721,7 +721,7 @@ queues(dd_store *store, const store_suite *suite)
 }
 
 static void
-queue_beside_value(dd_store *store, const store_suite *suite)
+a_queue_and_a_value_share_a_key(dd_store *store, const store_suite *suite)
 {
     if (!suite->has_queues) {
         return;
@@ -808,7 +808,7 @@ add_many(helper *self)
 }
 
 static void
-threads_add(dd_store *store, const store_suite *suite)
+adds_of_threads_are_all_counted(dd_store *store, const store_suite *suite)
 {
     int64_t sum = 0;
     helpers_run(store, NTHREADS, stress_ops(suite), add_many);
@@ -830,7 +830,7 @@ append_many(helper *self)
 }
 
 static void
-threads_append(dd_store *store, const store_suite *suite)
+appends_of_threads_are_all_kept(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -853,7 +853,7 @@ join_barrier(helper *self)
 }
 
 static void
-barrier(dd_store *store, const store_suite *suite)
+barrier_waits_for_all_members(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = dd_wait_after(SHORT_NS);
@@ -1172,34 +1172,34 @@ typedef struct suite_case {
         "suite_" #function, function \
     }
 static const suite_case cases[] = {
-    CASE(set_get),
-    CASE(binary_keys_and_values),
-    CASE(large_values),
-    CASE(long_keys),
-    CASE(try_get),
-    CASE(add),
-    CASE(add_to_text),
-    CASE(compare_set),
-    CASE(append),
+    CASE(get_returns_the_last_set_value),
+    CASE(binary_keys_and_values_are_exact),
+    CASE(large_values_are_exact),
+    CASE(long_keys_are_accepted),
+    CASE(try_get_reports_missing_keys),
+    CASE(add_sums_numbers),
+    CASE(add_to_text_is_an_error),
+    CASE(compare_set_replaces_only_the_expected_value),
+    CASE(append_extends_a_value),
     CASE(keys_are_set_and_deleted),
-    CASE(many_keys),
-    CASE(check_many),
+    CASE(many_keys_are_counted_and_deleted),
+    CASE(check_succeeds_only_if_all_keys_exist),
     CASE(get_waits),
     CASE(wait_waits_for_all),
     CASE(get_times_out),
     CASE(wait_times_out),
     CASE(interrupts_end_waits),
     CASE(blocked_calls_delay_no_others),
-    CASE(multi_set_and_get),
+    CASE(multi_get_returns_the_values_of_multi_set),
     CASE(multi_get_waits),
-    CASE(try_multi_get),
-    CASE(queues),
-    CASE(queue_beside_value),
+    CASE(try_multi_get_returns_the_existing_values),
+    CASE(queues_keep_their_order),
+    CASE(a_queue_and_a_value_share_a_key),
     CASE(pop_waits),
     CASE(threads_share_a_queue),
-    CASE(threads_add),
-    CASE(threads_append),
-    CASE(barrier),
+    CASE(adds_of_threads_are_all_counted),
+    CASE(appends_of_threads_are_all_kept),
+    CASE(barrier_waits_for_all_members),
     CASE(clones_share_data),
     CASE(timeout_is_a_setting),
     CASE(references_are_counted),

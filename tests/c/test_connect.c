@@ -503,7 +503,7 @@ TEST(dialling_an_exited_process_fails)
 }
 
 /* The endpoint has a Unix socket, but there is none: the dial uses TCP and logs a message. */
-TEST(falls_back_to_tcp)
+TEST(a_dial_falls_back_to_tcp)
 {
     dd_log_set_level(DD_LOG_INFO);
     dd_connect_options options = default_options();

@@ -193,7 +193,7 @@ TEST(large_blobs_grow_in_proportion)
     dd_blob_fini(&blob);
 }
 
-TEST(allocations_that_overflow_or_fail)
+TEST(allocations_that_overflow_or_fail_return_null)
 {
     CHECK(dd_mem_alloc_array(SIZE_MAX / 2, 3) == NULL);
     void *nothing = dd_mem_alloc_array(0, 8);

@@ -1046,7 +1046,7 @@ wait_for_another(void *ctx)
     return true;
 }
 
-TEST(interrupting_callers_may_wait)
+TEST(an_interrupt_check_may_wait_on_the_same_engine)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));

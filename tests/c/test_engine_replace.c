@@ -178,7 +178,7 @@ TEST(a_peer_that_could_not_be_dialled_is_replaced)
     }
 }
 
-TEST(both_have_lost_each_other_and_both_dial)
+TEST(two_ranks_that_lost_each_other_connect_if_both_dial)
 {
     for (int round = 0; round < 20; round++) {
         check_met_again(3, round % 2 == 0);

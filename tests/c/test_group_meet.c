@@ -351,7 +351,7 @@ taken_first(team_rank *self)
     close_group(group);
 }
 
-TEST(taken_ranks_do_no_harm)
+TEST(a_taken_rank_is_refused_and_the_group_still_forms)
 {
     team_options options = {.size = 2};
     team_run_apart(&options, taken_first, NULL);

@@ -441,7 +441,7 @@ stuck_pair_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(a_stuck_stream_keeps_nothing_but_the_abort)
+TEST(a_stuck_stream_delays_only_the_abort)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .leaves_some = true}, stuck_pair_body,
                  NULL);

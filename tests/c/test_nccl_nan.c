@@ -291,7 +291,7 @@ late_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(a_search_that_is_late_is_another_calls)
+TEST(a_call_does_not_use_the_search_of_an_earlier_call)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, late_body, NULL);
 }

@@ -129,7 +129,7 @@ receive_bad_note(team_rank *self)
     window_drop(&test);
 }
 
-TEST(malformed_notes_break_the_protocol)
+TEST(malformed_commands_break_the_protocol)
 {
     for (size_t i = 0; i < sizeof malformed_commands / sizeof malformed_commands[0]; i++) {
         malformed_command bad = malformed_commands[i];

@@ -46,7 +46,7 @@ check_refused(const dd_window_command *command, const char *why)
     check_head_refused(&head, why);
 }
 
-TEST(malformed_notes_are_refused)
+TEST(malformed_commands_are_refused)
 {
     check_head_refused(&(dd_request){.tag = 1}, "unknown type");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}}, "unknown type");
