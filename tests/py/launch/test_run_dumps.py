@@ -87,7 +87,7 @@ def test_signal_to_the_launcher_reports_the_call_of_each_rank(tmp_path):
         process.send_signal(signal.SIGUSR2)
         text = read_until(process, "the flight recorders of the ranks are in ")
         ranks = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in enumerate(pids))
-        assert re.match(rf"dlrun: report at [\d:]+: of 2 ranks here 2 run: {re.escape(ranks)}\ndlrun: {MISSING}", text), text
+        assert re.match(rf"dlrun: report at [\d:]+: 2 of 2 ranks here are running: {re.escape(ranks)}\ndlrun: {MISSING}", text), text
     (folder,) = tmp_path.iterdir()
     for pid in pids:  # the signal does not end a rank either
         os.kill(pid, signal.SIGUSR2)
@@ -119,7 +119,7 @@ def test_dump_signal_does_not_end_ranks_without_a_monitor(tmp_path):
         process.stdout.readline()
     process.send_signal(signal.SIGUSR2)
     text = read_until(process, "no information: ")
-    assert "of 2 ranks here 2 run: rank 0 (pid " in text
+    assert "2 of 2 ranks here are running: rank 0 (pid " in text
     end(process)
     assert not list(tmp_path.iterdir())
 
