@@ -104,8 +104,8 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 # Fail with the packages to install if a program, or a module of $(PYTHON), is missing.
-need = command -v $(lastword $(1)) >/dev/null || { \
-    echo "$(lastword $(1)) not found; Debian, Ubuntu: apt-get install $(2)" >&2; exit 1; }
+need = command -v $(firstword $(filter-out ccache,$(1))) >/dev/null || { \
+    echo "$(firstword $(filter-out ccache,$(1))) not found; Debian, Ubuntu: apt-get install $(2)" >&2; exit 1; }
 need_module = $(PYTHON) -c 'import $(1)' 2>/dev/null || { \
     echo "$(PYTHON) has no $(1): $(PYTHON) -m pip install $(2)" >&2; exit 1; }
 COMPILER_PACKAGES = $(if $(findstring clang,$(1)),clang-14 libclang-rt-14-dev,gcc libc6-dev)

@@ -26,7 +26,7 @@ test_with() {
     (
         cd "$source_tree"
         "$venv/bin/python" tests/smoke.py
-        timeout 600 bash "$scripts/pytest.sh" "$venv/bin/python" -k "not $left_out" "${files[@]}"
+        timeout 600 bash "$scripts/pytest.sh" "$venv/bin/python" --all -k "not $left_out" "${files[@]}"
     )
 }
 

@@ -9,8 +9,10 @@ PYTHON=${PYTHON:-python3}
 flags=(-std=gnu11 -D_GNU_SOURCE -Icsrc "$@")
 python_include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-if ! command -v "${compiler[-1]}" >/dev/null; then
-    echo "${compiler[-1]} not found; Debian, Ubuntu: apt-get install gcc libc6-dev" >&2
+program=${compiler[0]}
+[[ $program != ccache ]] || program=${compiler[1]}
+if ! command -v "$program" >/dev/null; then
+    echo "$program not found; Debian, Ubuntu: apt-get install gcc libc6-dev" >&2
     exit 1
 fi
 

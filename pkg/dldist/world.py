@@ -84,6 +84,8 @@ class World(_core.Group):
             self._activate(carrier)
             return
 
+        if connect_timeout is not None:
+            to_timedelta(connect_timeout, "World(): argument 'connect_timeout'")
         limit = timeout if connect_timeout is None else connect_timeout
         endpoint = None
         if carrier == "mpi" and init_method is None:

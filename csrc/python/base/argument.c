@@ -27,7 +27,7 @@ title_of(const char *function, const char *name)
     PyObject *module = PyImport_ImportModule("dldist._base.argument_names");
     PyObject *title = module != NULL ? PyObject_CallMethod(module, "title", "ss", name, function) : NULL;
     Py_XDECREF(module);
-    if (title == NULL) {
+    if (title == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
         py_error_forget();
         title = PyUnicode_FromFormat("%s(): argument '%s'", function, name);
     }

@@ -167,7 +167,7 @@ py_to_int64(PyObject *value, int64_t *number, const char *function, const char *
     Py_DECREF(index);
     if (overflow != 0) {
         py_raise_for_argument(PyExc_TypeError, function, name,
-                              "is out of range: got %R, expected an int of 64 bits", value);
+                              "is out of range: got an int of more bits, expected an int of 64 bits");
         return false;
     }
     *number = wide;

@@ -261,17 +261,17 @@ add_operands(const py_group_call *call, const operation *op)
 
 /* Fail unless the tensor for all ranks is as large as one rank's tensor times the group size. */
 static bool
-check_together(const py_group_call *call, int together, size_t together_piece, int one, size_t one_piece)
+check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
 {
     size_t wanted;
     if (!__builtin_mul_overflow(piece_count(call, one_piece), group_size(call), &wanted) &&
         piece_count(call, together_piece) == wanted) {
         return true;
     }
-    py_raise_argument(call->group->state, call->params->function, call->params->list[together].name,
-                      "has a wrong size: got %zu elements, expected %d x %zu, for each rank the size of '%s'",
-                      piece_count(call, together_piece), call->group->size, piece_count(call, one_piece),
-                      call->params->list[one].name);
+    py_raise_argument(
+        call->group->state, call->params->function, call->params->list[together].name,
+        "has a wrong size: got %zu elements, expected %d x %zu, one rank's tensor times the ranks",
+        piece_count(call, together_piece), call->group->size, piece_count(call, one_piece));
     return false;
 }
 
@@ -390,7 +390,7 @@ cut_side(const py_group_call *call, const side_row *row, py_side *side, const si
     }
     bool is_ok = true;
     for (size_t i = 0; i < side->npieces && is_ok; i++) {
-        is_ok = check_together(call, row->value, side->first + i, other_row->value, other->first + i);
+        is_ok = check_together(call, row->value, side->first + i, other->first + i);
     }
     return is_ok;
 }

@@ -1,6 +1,7 @@
 #include "python/tensor/device.h"
 
 #include "core/mem.h"
+#include "python/base/convert.h"
 #include "python/base/error.h"
 #include "python/base/thread_values.h"
 #include "python/tensor/dtype.h"
@@ -464,9 +465,9 @@ py_device_read_stream(const py_argument *argument, void **stream)
     Py_XDECREF(handle);
     if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
-        py_argument_raise(
-            argument, PY_FAULT_TYPE,
-            "must be a CUDA stream (an address, or an object with __cuda_stream__, cuda_stream or ptr), not %R",
+        py_raise_wrong_type(
+            argument->function, argument->name,
+            "a CUDA stream (an address, or an object with __cuda_stream__, cuda_stream or ptr)",
             argument->value);
     }
     return false;

@@ -163,9 +163,9 @@ def _check_device_id(device_id: Any) -> Any:
             raise ValueError(f"device_id is an int, but no accelerator support is found: got {device_id}, expected None")
         return f"cuda:{device_id}"
     try:
-        kind = device_type_of(device_id)
+        kind = device_type_of(device_id, "device_id")
     except TypeError as error:
-        raise ValueError(f"device_id: {error}") from None
+        raise ValueError(str(error)) from None
     if kind == "cpu":
         raise ValueError(f"device_id is not an accelerator: got {device_id}, expected a device with an index, such as cuda:0")
     if kind != "cuda" or not is_nccl_available():

@@ -166,12 +166,12 @@ def _default_backends() -> dict[str, str]:
     return {device: Backend.default_device_backend_map[device] for device in devices}
 
 
-def device_type_of(device: Any) -> str:
+def device_type_of(device: Any, name: str = "device") -> str:
     """Return a device's type. The device is "cuda:1", a type, or an object like torch.device."""
     text = device if isinstance(device, str) else getattr(device, "type", None)
     if not isinstance(text, str):
         raise TypeError(
-            f'{argument_names.title("device")} must be a name such as "cpu" or "cuda:1", or a torch.device, not {type(device).__name__}'
+            f'{argument_names.title(name)} must be a name such as "cpu" or "cuda:1", or a torch.device, not {type(device).__name__}'
         )
     return text.partition(":")[0]
 

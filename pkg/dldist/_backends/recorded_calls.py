@@ -150,7 +150,7 @@ def _check_message(where: str, group: Any, op: Message) -> Any:
     try:
         return _core._describe_tensor(op.tensor, op.kind == "irecv")
     except (TypeError, ValueError, BufferError) as error:
-        text = str(error).removeprefix("_describe_tensor(): argument 'object' ")
+        text = str(error).partition("' ")[2]
         raise type(error)(f"{where}: its tensor {text}") from error
 
 

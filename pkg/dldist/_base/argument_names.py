@@ -4,6 +4,7 @@
 """
 
 import sys
+from types import FrameType
 
 _SRC = {"root": "src", "output": "tensor", "input_list": "scatter_list"}
 _NAMES = {
@@ -19,16 +20,19 @@ _NAMES = {
     "new_window": {"memory": "tensor"},
     **dict.fromkeys(("put", "accumulate", "fetch_and_op", "compare_and_swap"), {"object": "tensor"}),
 }
+_WRAPPERS = frozenset("call kernel perform run run_call run_operation wrapper".split())
+"""Public names of dldist's functions that run the program's call."""
 
 
 def title(argument: str, function: str = "") -> str:
     """Return "<call>(): argument '<name>'", named after the outermost dldist function on the stack."""
-    frame, call, name = sys._getframe(1), None, function
+    frame: FrameType | None = sys._getframe(1)
+    call, name = None, function
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "dldist":
         code = frame.f_code
         if code.co_name == "__init__":
             call, name = frame, code.co_qualname.split(".")[-2]
-        elif code.co_name[0] not in "_<":
+        elif code.co_name[0] not in "_<" and code.co_name not in _WRAPPERS:
             call, name = frame, code.co_name
         frame = frame.f_back
     first = given = argument.partition("[")[0]

@@ -260,8 +260,9 @@ class _Reader:
     def _items(self, min_item_bytes: int) -> Iterable[Any]:
         """Yield the announced number of items; raise if the remaining bytes cannot hold them."""
         count = self._count()
-        if count * min_item_bytes > len(self._head) - self.position:
-            raise ValueError(f"too many elements: got {count}, expected at most {len(self._head) - self.position}, a byte each")
+        most = (len(self._head) - self.position) // min_item_bytes
+        if count > most:
+            raise ValueError(f"too many elements: got {count}, expected at most {most}")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ValueError(f"containers are nested too deeply: expected at most {MAX_DEPTH}")

@@ -126,7 +126,7 @@ def get_handler(name: str) -> Handler:
     try:
         return _handlers[name][0]
     except KeyError:
-        raise ValueError(f"Failed to find handler {name}: expected one of {', '.join(handler_names())}") from None
+        raise ValueError(f"Failed to find handler {name}") from None
 
 
 def handler_names() -> list[str]:

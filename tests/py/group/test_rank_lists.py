@@ -34,8 +34,8 @@ def refuse(call, error, text):
 
 
 def test_world_split_rejects_too_many_ranks(world):
-    refuse(lambda: world.split(MANY), ValueError, "rank 1 is not in 0 to 0")
-    refuse(lambda: world.new_group(range(1, 10**7)), ValueError, "rank 1 is not in 0 to 0")
+    refuse(lambda: world.split(MANY), ValueError, "invalid rank: got 1, expected 0 to 0")
+    refuse(lambda: world.new_group(range(1, 10**7)), ValueError, "invalid rank: got 1, expected 0 to 0")
     assert world.new_group([1]) is None
 
 

@@ -339,7 +339,7 @@ def test_close_ends_all_groups_if_one_is_late():
         ({"serializer": "json"}, ValueError, "serializer"),
         ({"init_method": 3}, RuntimeError, "url"),
         ({"init_method": "nowhere://"}, RuntimeError, "nowhere"),
-        ({"timeout": "soon"}, ValueError, "soon"),
+        ({"timeout": "soon"}, TypeError, "not str"),
         ({"timeout": -1}, ValueError, "timeout"),
         ({"name": 3}, TypeError, "name"),
     ],

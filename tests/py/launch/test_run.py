@@ -428,7 +428,7 @@ class TestSeveralMachines:
     def test_ctrl_c_ends_the_wait_for_other_launchers(self):
         process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}", program("shows.py"))
         process.stderr.readline()  # the warning about the missing secret
-        assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; here: 0 \(.*\)\n", process.stderr.readline())
+        assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; joined: 0 \(.*\)\n", process.stderr.readline())
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert finish(process)[0] == 128 + signal.SIGINT

@@ -129,7 +129,7 @@ def test_death_is_detected_if_the_pipe_stays_open(how):
 
 def test_unreadable_result_names_its_rank():
     error, note = last(run(SCRIPT, "unreadable"))
-    assert "no number" in error and note == "spawn(): while the result of process 0 was read"
+    assert "no number" in error and note == "spawn(): while reading the result of process 0"
 
 
 def test_deadline_names_the_late_ranks():

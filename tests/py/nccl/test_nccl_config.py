@@ -31,7 +31,7 @@ why = nccl.why_not_available()
 try:
     dldist.init_process_group("nccl", store=dldist.HashStore(), rank=0, world_size=1)
 except RuntimeError as error:
-    assert str(error).startswith("backend nccl cannot be used here: " + why) and "pip install nvidia-nccl-cu1" in str(error), (error, why)
+    assert str(error).startswith("backend 'nccl' is unavailable: " + why) and "pip install nvidia-nccl-cu1" in str(error), (error, why)
 try:
     nccl.NcclGroup(None, 0, 1)
 except NotImplementedError as error:

@@ -182,9 +182,9 @@ class TestRunRanks:
             run_ranks(one_skips, 2, init=False)
 
     def test_wrong_arguments_are_rejected(self):
-        with pytest.raises(ValueError, match="'nranks' must be 1 or more"):
+        with pytest.raises(ValueError, match="'nranks' is out of range: got 0, expected 1 or more"):
             run_ranks(pids_and, 0)
-        with pytest.raises(ValueError, match="'nranks' must be 1 or more, not True"):
+        with pytest.raises(ValueError, match="'nranks' is out of range: got True, expected 1 or more"):
             run_ranks(pids_and, True)
         with pytest.raises(TypeError, match="'fn' must be callable"):
             run_ranks(None, 2)

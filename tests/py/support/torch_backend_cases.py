@@ -754,7 +754,7 @@ def hooks_on_completion(rank, size):
     group._wait_for_pending_works()
     assert [int(info.op_type) for info in infos] == [1, 15] and [info.seq for info in infos] == [1, 2], infos
     assert all(info.active_duration >= datetime.timedelta(0) for info in infos)
-    with raises(RuntimeError, "already has a hook"):
+    with raises(RuntimeError, "has a hook already"):
         group._register_on_completion_hook(infos.append)
     dist.destroy_process_group(group)
 

@@ -267,5 +267,12 @@ def test_threads(group: dist.Group) -> int:
 
 
 def launching() -> None:
-    dist.spawn(body, 2, ("a",))
+    try:
+        dist.spawn(body, 2, ("a",))
+    except dist.ProcessRaisedException as raised:
+        assert_type(raised, dist.ProcessRaisedException)
+    except dist.ProcessExitedException as exited:
+        assert_type(exited, dist.ProcessExitedException)
+    except dist.ProcessException as failed:
+        assert_type(failed, dist.ProcessException)
     testing.run_ranks(body, 2, "a", timeout=5)
