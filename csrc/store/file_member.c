@@ -309,7 +309,7 @@ check_live(const dd_file_member *member, dd_file_header_state state, int64_t wor
     }
     if (world_size >= 0 && header->world_size >= 0 && header->world_size != world_size) {
         return dd_error_set(err, DD_STORE,
-                            "%s: in use by a job with world size %lld, expected this job's %lld",
+                            "%s: in use by a job with another world size: got %lld, expected %lld",
                             member->where, (long long)header->world_size, (long long)world_size);
     }
     if (header->world_size < 0) {

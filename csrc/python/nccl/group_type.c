@@ -80,7 +80,7 @@ nccl_kind_drop(py_group *self)
     if (self->state->nccl != NULL && nccl_kind_check_fork(self, NULL) == DD_OK) {
         if (!self->is_closed && !is_shared(self)) {
             dd_wait wait = dd_wait_after(END_OF_WORKS_NS);
-            warn_if_busy(self->nccl->group, "a group is let go without being closed", &wait);
+            warn_if_busy(self->nccl->group, "a group was released without being closed", &wait);
         }
         py_nccl_group_drop(self->nccl->group);
     }

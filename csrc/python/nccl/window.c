@@ -105,9 +105,10 @@ warn_if_open(const py_nccl_window *self)
 {
     PyObject *exception = py_error_take();
     if (self->window != NULL && dd_nccl_group_window_is_open(self->window) &&
-        PyErr_WarnEx(PyExc_ResourceWarning,
-                     "a window is let go without being closed: the other ranks can still write to its memory",
-                     1) < 0) {
+        PyErr_WarnEx(
+            PyExc_ResourceWarning,
+            "a window was released without being closed: the other ranks can still write to its memory",
+            1) < 0) {
         PyErr_WriteUnraisable(NULL);
     }
     py_error_put(exception);

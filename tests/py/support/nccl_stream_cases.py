@@ -298,7 +298,7 @@ def test_group_dropped_before_its_works_end_warns(stubs, framework, is_idle):
     stubs.cuda.open_gate(gate)
     assert (0 if is_idle else 0.9) < seconds < procs.under_load(4.0)
     texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
-    assert [text.startswith("a group is let go without being closed: operations of the NCCL group") for text in texts] == [True] * (not is_idle)
+    assert [text.startswith("a group was released without being closed: operations of the NCCL group") for text in texts] == [True] * (not is_idle)
 
 
 # ---- graphs
