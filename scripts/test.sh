@@ -24,7 +24,7 @@ if [[ $is_all == 1 ]]; then
     "$venv/bin/python" -m dldist.torch --build
     echo "== testing: all tests, most of which start processes; about half an hour on two cores"
 else
-    echo "== testing: most tests start processes; about four minutes on two cores"
+    echo "== testing: most tests start processes, which takes several minutes"
     echo "   --all also runs exhaustive tests, and tests of PyTorch, JAX, UCC and type checkers"
 fi
 
