@@ -371,7 +371,7 @@ def test_wrong_calls_are_rejected_immediately():
             link.push({"w": np.zeros(4, "float32")}, version=3)
         with pytest.raises(ValueError, match="expected at most 18446744073709551615"):
             link.push({"w": np.zeros(4, "float32")}, version=2**64)
-        with pytest.raises(ValueError, match="not nan"):
+        with pytest.raises(ValueError, match="got nan"):
             link.push({"w": np.zeros(4, "float32")}, timeout=float("nan"))
         with pytest.raises(ValueError, match="calls exchange"):
             link.receive()
