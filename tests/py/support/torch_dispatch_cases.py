@@ -149,16 +149,21 @@ def groups_in_python_and_in_cpp_side_by_side(rank, size):
         return
     runner = runner_of(dist.new_group())
     in_python = dldist.torch.ProcessGroup(runner)
-    x = of(rank, 3)
-    in_python.allreduce([x]).wait()
-    check(x, total(size, 3))
-    x = of(rank, 3)
-    dist.all_reduce(x)
-    check(x, total(size, 3))
-    dist.barrier()
-    gathered = [torch.empty(3) for _ in range(size)]
-    assert dist.all_gather(gathered, of(rank, 3)) is None
-    check(torch.stack(gathered), torch.stack([of(other, 3) for other in range(size)]))
+    try:
+        x = of(rank, 3)
+        in_python.allreduce([x]).wait()
+        check(x, total(size, 3))
+        x = of(rank, 3)
+        dist.all_reduce(x)
+        check(x, total(size, 3))
+        dist.barrier()
+        gathered = [torch.empty(3) for _ in range(size)]
+        assert dist.all_gather(gathered, of(rank, 3)) is None
+        check(torch.stack(gathered), torch.stack([of(other, 3) for other in range(size)]))
+    finally:  # the other cases need PyTorch's kernels
+        _dispatcher._library._destroy()
+        _dispatcher._library = None
+        _dispatcher._replaced.clear()
 
 
 def other_backends_keep_their_kernels(rank, size):
