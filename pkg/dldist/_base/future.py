@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from collections.abc import Callable, Generator
+from datetime import timedelta
 from typing import Any
 
 from dldist import _core
-from dldist._base import argument_names
 from dldist._base.array_types import Timeout
+from dldist._base.options import to_timedelta
 
 
 class Future:
@@ -163,15 +164,7 @@ class Future:
 
 def seconds_of(timeout: Any) -> float:
     """Convert a timeout, a timedelta or a number of seconds, to seconds."""
-    total = getattr(timeout, "total_seconds", None)
-    try:
-        seconds = float(total() if total is not None else timeout)
-    except (TypeError, ValueError):
-        kind = type(timeout).__name__
-        raise TypeError(f"{argument_names.title('timeout')} must be timedelta or a number of seconds, not {kind}") from None
-    if not seconds >= 0:  # rejects NaN too, unlike `seconds < 0`
-        raise _core.DistArgumentError(f"{argument_names.title('timeout')} is not a valid time: got {timeout!r}, expected 0 or more")
-    return seconds
+    return to_timedelta(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout).total_seconds()
 
 
 def wait_for(work: _core.Work, timeout: Timeout | None) -> None:

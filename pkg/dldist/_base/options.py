@@ -139,11 +139,10 @@ def to_timedelta(value: Any, where: str = "") -> timedelta:
     """Convert a timedelta or any number of seconds to a timedelta."""
     if isinstance(value, timedelta):
         return value
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
+    if not hasattr(value, "__float__") and not hasattr(value, "__index__"):  # float() would also take text
         where = where or argument_names.title("timeout")
-        raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}") from None
+        raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}")
+    seconds = float(value)
     if not seconds >= 0:  # rejects NaN too, unlike `seconds < 0`
         where = where or argument_names.title("timeout")
         raise _core.DistArgumentError(f"{where} is not a valid time: got {value!r}, expected 0 or more")

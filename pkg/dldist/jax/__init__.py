@@ -20,6 +20,7 @@ from typing import Any
 
 from dldist import _core
 from dldist._base.array_types import Timeout
+from dldist._base.options import to_timedelta
 from dldist.world import World
 
 __all__ = ["environment", "initialize", "install", "library"]
@@ -67,11 +68,12 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
         RuntimeError: JAX has already been imported, and has chosen its MPI.
     """
     global _timeout
+    limit = to_timedelta(timeout)
     variables = environment()
     if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in variables.items()):
         raise RuntimeError("dldist.jax.install(): JAX is already imported; call install() before JAX is imported")
     os.environ.update(variables)
-    _timeout = timeout
+    _timeout = limit
 
 
 def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _RENDEZVOUS_TIMEOUT_S, **options: Any) -> None:
@@ -86,10 +88,9 @@ def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _RENDEZ
         RuntimeError: JAX has already been imported.
         DistTimeoutError: Ranks did not join before the timeout; the message names them.
     """
+    limit = to_timedelta(connect_timeout, "initialize(): argument 'connect_timeout'")
     install(timeout)
-    from dldist.world import World
-
-    with World(name="jax", timeout=connect_timeout) as world:
+    with World(name="jax", timeout=limit) as world:
         address = world.broadcast_object(_free_address(world) if world.rank == 0 else None)
         rank, size = world.rank, world.size
     if size > 1:
