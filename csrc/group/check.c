@@ -73,13 +73,12 @@ check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
     }
     size_t in = args->inputs[dd_coll_own_input(args->coll, group->rank)].nbytes;
     size_t out = args->outputs[dd_coll_own_output(args->coll, group->rank)].nbytes;
-    return in == out
-               ? DD_OK
-               : dd_error_set(
-                     err, DD_INVALID_ARGUMENT,
-                     "%s: rank %d's output for its own data has a wrong size: got %zu bytes, expected %zu "
-                     "as in its input",
-                     label, group->rank, out, in);
+    if (in != out) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s: own output of rank %d: got %zu bytes, expected %zu", label, group->rank, out,
+                            in);
+    }
+    return DD_OK;
 }
 
 /* Add the size of even blocks to the signature, because a carrier's library compares no sizes. */

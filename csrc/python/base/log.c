@@ -21,7 +21,8 @@ py_log_set_level(PyObject *module, PyObject *level)
         return NULL;
     }
     if (!dd_log_level_parse(text, &parsed)) {
-        PyErr_Format(PyExc_ValueError, "log level must be \"off\", \"info\" or \"debug\", not %R", level);
+        PyErr_Format(PyExc_ValueError,
+                     "set_log_level(): argument 'level': got %R, expected 'off', 'info' or 'debug'", level);
         return NULL;
     }
     dd_log_set_level(parsed);

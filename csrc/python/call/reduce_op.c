@@ -17,7 +17,7 @@ typedef struct py_reduce_op {
 } py_reduce_op;
 
 #define QUOTED_NAME(name, text) "'" text "', "
-#define EXPECTED_NAMES "expected one of " DD_REDOP_LIST(QUOTED_NAME) "'PROD'"
+#define EXPECTED "expected one of " DD_REDOP_LIST(QUOTED_NAME) "'PROD'"
 
 static bool
 find_op(const char *text, dd_redop *op)
@@ -70,6 +70,9 @@ make_scaled(PyTypeObject *type, PyObject *factor)
     int is_tensor = state != NULL ? is_device_tensor(state, factor) : -1;
     double number = is_tensor == 0 ? PyFloat_AsDouble(factor) : 1.0;
     if (is_tensor < 0 || (number == -1.0 && PyErr_Occurred() != NULL)) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            py_raise_wrong_type("ReduceOp", "factor", "a number or a tensor", factor);
+        }
         return NULL;
     }
     py_reduce_op *self = (py_reduce_op *)make_constant(type, DD_REDOP_PREMUL_SUM);
@@ -128,7 +131,7 @@ make_named(PyTypeObject *type, const char *name, PyObject *factor)
         return NULL;
     }
     if (!find_op(name, &op)) {
-        PyErr_Format(error, "ReduceOp(): unknown reduction '%s': " EXPECTED_NAMES, name);
+        py_raise_for_argument(error, "ReduceOp", "name", "is the unknown reduction '%s': " EXPECTED, name);
         return NULL;
     }
     if (factor == NULL) {
@@ -383,14 +386,12 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
     if (text == NULL) {
         if (PyErr_Occurred() == NULL) {
-            PyErr_Format(PyExc_TypeError, "%s(): argument 'op' must be a ReduceOp or its name, not %R",
-                         function, object);
+            py_raise_wrong_type(function, "op", "a ReduceOp or its name", object);
         }
         return false;
     }
     if (!find_op(text, &reduction->op)) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'op': unknown reduction %R: " EXPECTED_NAMES, function, object);
+        py_raise_argument(state, function, "op", "is the unknown reduction %R: " EXPECTED, object);
         return false;
     }
     return reduction->op != DD_REDOP_PREMUL_SUM || refuse_kind(state, function);

@@ -7,6 +7,8 @@
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 
+#include <string.h>
+
 /* Create a flight (Python references) if the operation may outlive the method. */
 static bool
 begin_flight(py_group_call *call)
@@ -290,6 +292,28 @@ run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
     return result;
 }
 
+/* Fail, with the argument's name, if this rank's own output has another size than its input. */
+static bool
+check_own_size(const py_group_call *call, const dd_coll_args *args)
+{
+    const py_param *output = &call->params->list[call->params->count - 1];
+    while (output > call->params->list && strncmp(output->name, "output", strlen("output")) != 0) {
+        output--;
+    }
+    if (call->operands->inputs.nblocks == 0 || call->operands->outputs.nblocks == 0) {
+        return true;
+    }
+    size_t in = args->inputs[dd_coll_own_input(args->coll, call->group->rank)].nbytes;
+    size_t out = args->outputs[dd_coll_own_output(args->coll, call->group->rank)].nbytes;
+    if (in != out) {
+        py_raise_argument(
+            call->group->state, call->params->function, output->name,
+            "has a wrong size: got %zu bytes for this rank's own data, expected %zu as in its input", out,
+            in);
+    }
+    return in == out;
+}
+
 PyObject *
 py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
 {
@@ -302,7 +326,7 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     py_form *form = is_ok ? py_form_acquire(call, &args) : NULL;
     if (form == NULL) {
         if (!is_ok || PyErr_Occurred() != NULL ||
-            !py_operands_prepare(call->operands, &args, call->group->rank)) {
+            !py_operands_prepare(call->operands, &args, call->group->rank) || !check_own_size(call, &args)) {
             return py_group_call_fail(call);
         }
         if (call->params->is_plan) {

@@ -188,6 +188,23 @@ py_group_list(py_state *state, const py_group_kind *kind)
     return list;
 }
 
+static bool
+check_different_ranks(const py_argument *argument, const int *ranks, int count, int size)
+{
+    for (int i = 0; i < count; i++) {
+        int first = 0;
+        while (ranks[first] != ranks[i]) {
+            first++;
+        }
+        if (first < i || ranks[i] < 0 || ranks[i] >= size) {
+            py_argument_raise(argument, PY_FAULT_VALUE, "has an invalid rank: got %d%s, expected 0 to %d",
+                              ranks[i], first < i ? " twice" : "", size - 1);
+            return false;
+        }
+    }
+    return true;
+}
+
 int *
 py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
                     const char *name)
@@ -197,7 +214,12 @@ py_group_read_ranks(const py_group *self, PyObject *object, int *count, const ch
         return NULL;
     }
     const py_argument argument = {.state = self->state, .function = function, .name = name, .value = object};
-    return py_params_ints(&argument, NULL, count);
+    int *ranks = py_params_ints(&argument, NULL, count);
+    if (ranks != NULL && !check_different_ranks(&argument, ranks, *count, self->size)) {
+        PyMem_Free(ranks);
+        ranks = NULL;
+    }
+    return ranks;
 }
 
 PyObject *

@@ -143,7 +143,7 @@ void py_group_publish(py_group *self, const py_group_kind *kind, int rank, int s
 /* Return a new list of the groups of a kind that have been opened and not freed. */
 PyObject *py_group_list(py_state *state, const py_group_kind *kind);
 
-/* Read ranks from a list or tuple. The caller frees the result with PyMem_Free. */
+/* Read different ranks of the group from a list or tuple. Free the result with PyMem_Free. */
 int *py_group_read_ranks(const py_group *self, PyObject *object, int *count, const char *function,
                          const char *name);
 /* Return the name of a part of a group as a new str, like "dp/0,2,5", with at most max_named ranks.

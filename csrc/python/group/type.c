@@ -120,6 +120,15 @@ cpu_group_open(py_group *self, dd_store *store, PyObject *store_object, open_arg
     return 0;
 }
 
+static bool
+check_rank_and_size(const py_state *state, int rank, int size)
+{
+    if (size < 1) {
+        py_raise_argument(state, "Group", "size", "is out of range: got %d, expected 1 or more", size);
+    }
+    return size > 0 && py_params_check_rank(state, rank, size, "Group", "rank");
+}
+
 static int
 cpu_group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -137,7 +146,8 @@ cpu_group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!py_group_require_new(self, &py_group_kind_cpu)) {
         return -1;
     }
-    if (!py_params_read_tuple(&params, self->state, args, kwargs)) {
+    if (!py_params_read_tuple(&params, self->state, args, kwargs) ||
+        !check_rank_and_size(self->state, arguments.rank, arguments.size)) {
         return -1;
     }
     dd_store *store;

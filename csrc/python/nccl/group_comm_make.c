@@ -25,22 +25,6 @@ fini_child(child_group *child)
     Py_XDECREF(child->name);
 }
 
-/* Read ranks of the group as an array, which the caller frees with PyMem_Free. */
-static int *
-read_ranks(const py_group *self, PyObject *object, int *count, const char *function, const char *name)
-{
-    int *ranks = py_group_read_ranks(self, object, count, function, name);
-    for (int i = 0; ranks != NULL && i < *count; i++) {
-        if (ranks[i] < 0 || ranks[i] >= self->size) {
-            py_raise_argument(self->state, function, name, "has an invalid rank: got %d, expected 0 to %d",
-                              ranks[i], self->size - 1);
-            PyMem_Free(ranks);
-            return NULL;
-        }
-    }
-    return ranks;
-}
-
 /* Return the index of the rank in the list, or -1. */
 static int
 index_of_rank(int rank, const int *ranks, int count)
@@ -186,11 +170,11 @@ PY_NCCL_METHOD(split)
                   {"config", PY_OBJECT, &request.config}, {"device", PY_OBJECT, &device});
     child_group child = {.function = "split"};
     PY_NCCL_BEGIN(group, self)
-    bool is_read = py_params_read(&params, group->state, args, nargs, kwnames) &&
-                   (child.ranks = read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
-                   child_read_options(group, &child, &request) &&
-                   py_nccl_comm_read_device(group, device, &child.device, "split");
-    PyObject *part = is_read ? child_split(group, &child, color) : NULL;
+    bool is_ok = py_params_read(&params, group->state, args, nargs, kwnames) &&
+                 (child.ranks = py_group_read_ranks(group, ranks, &child.nranks, "split", "ranks")) != NULL &&
+                 child_read_options(group, &child, &request) &&
+                 py_nccl_comm_read_device(group, device, &child.device, "split");
+    PyObject *part = is_ok ? child_split(group, &child, color) : NULL;
     fini_child(&child);
     return part;
 }
@@ -282,7 +266,7 @@ PY_NCCL_METHOD(shrink)
         return NULL;
     }
     int nexcluded = 0;
-    int *ranks = read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
+    int *ranks = py_group_read_ranks(group, excluded_object, &nexcluded, "shrink", "excluded");
     dd_nccl_exclusion excluded = {.ranks = ranks, .nranks = nexcluded, .is_abort = is_abort};
     bool is_read = ranks != NULL && keep_other_ranks(group, &excluded, &child) &&
                    child_read_options(group, &child, &request) &&

@@ -50,7 +50,8 @@ static bool
 check_world_size(tcp_store_arguments *arguments)
 {
     if (arguments->world_size == 0) {
-        PyErr_SetString(PyExc_ValueError, "TCPStore world size cannot be 0 (argument 'world_size')");
+        PyErr_SetString(PyExc_ValueError,
+                        "TCPStore(): TCPStore world size cannot be 0: got world_size=0, expected None");
         return false;
     }
     arguments->options.world_size = arguments->world_size;

@@ -332,8 +332,8 @@ def test_close_ends_all_groups_if_one_is_late():
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"store": "hash", "rank": 2, "world_size": 2}, ValueError, "rank 2"),
-        ({"store": "hash"}, ValueError, "rank -1"),
+        ({"store": "hash", "rank": 2, "world_size": 2}, ValueError, "argument 'rank' is an invalid rank: got 2"),
+        ({"store": "hash"}, ValueError, "argument 'world_size' is out of range: got -1"),
         ({"store": 3, "rank": 0, "world_size": 1}, TypeError, "store"),
         ({"store": "hash", "init_method": "tcp://127.0.0.1:0"}, ValueError, "got both"),
         ({"serializer": "json"}, ValueError, "serializer"),
