@@ -13,6 +13,7 @@ from dldist._base import callback_thread, monitor_thread  # noqa: F401 - forked 
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
+from dldist._objects import codec
 from dldist._objects.exchange import Exchange
 from dldist._windows import symmetric
 from dldist._windows.window import Window
@@ -78,7 +79,7 @@ class World(_core.Group):
     ) -> None:
         if store is not None and init_method is not None:
             raise ValueError("World(): got both 'store' and 'init_method', expected one of them")
-        self.serializer = _check_serializer(serializer)
+        self.serializer = codec.check(serializer)
         if store is not None:
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
             self._activate(carrier)
@@ -422,9 +423,3 @@ def _wait_for_compiled_calls() -> None:
     form = sys.modules.get("dldist.functional.form")  # if not imported, no compiled calls exist
     if form is not None:
         form.wait_for_compiled_calls()
-
-
-def _check_serializer(name: str) -> str:
-    if name not in ("pickle", "safe"):
-        raise ValueError(f'World(): argument \'serializer\' must be "pickle" or "safe", not {name!r}')
-    return name

@@ -1,27 +1,29 @@
-"""Names of the program's call in errors of the extension, which knows only its own methods.
+"""Errors about arguments of the program's call, which may have another name where the mistake is found.
 
 `dldist.gather` calls Group.gather, whose argument 'output_list' is the program's 'gather_list'.
 """
 
 import sys
+from collections.abc import Callable
+from operator import index
 from types import FrameType
+from typing import Any, TypeVar
 
-_SRC = {"root": "src", "output": "tensor", "input_list": "scatter_list"}
-_NAMES = {
-    **dict.fromkeys(("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"), _SRC),
-    **dict.fromkeys(("reduce", "gather_object"), {"root": "dst"}),
-    "gather": {"root": "dst", "output_list": "gather_list"},
-    **dict.fromkeys(("gather_single", "gather_into_tensor"), {"root": "dst", "output": "gather_tensor"}),
-    "all_gather": {"output_list": "tensor_list"},
-    **dict.fromkeys(("all_gather_single", "all_gather_into_tensor"), {"output": "output_tensor", "tensor": "input_tensor"}),
-    "all_gather_coalesced": {"output_lists": "output_tensor_lists", "tensors": "input_tensor_list"},
-    "all_to_all": {"output_list": "output_tensor_list", "input_list": "input_tensor_list"},
-    "new_group": {"name": "group_desc"},
-    "new_window": {"memory": "tensor"},
-    **dict.fromkeys(("put", "accumulate", "fetch_and_op", "compare_and_swap"), {"object": "tensor"}),
+_OTHER_NAMES = {
+    name: others.split(",")
+    for name, _, others in (
+        pair.partition("=")
+        for pair in """backend=name device=device_types dst_rank=peer_rank fn=hook global_rank=src,dst,peer gradient=gradients group=group_name
+        memory=tensor,array input_list=scatter_list,input_tensor_list name=group_desc,reduceOp object=tensor,src objs=scatter_object_input_list
+        offset=target_offset_nelems output=output_tensor,gather_tensor,tensor,output_split_sizes output_lists=output_tensor_lists
+        output_list=gather_list,tensor_list,output_tensor_list params=tensors rank=dst_rank,peer ranks=ranks_per_subgroup_list,mesh
+        root=src,dst shape=arrays size=world_size src_rank=peer_rank tensor=input_tensor,x tensors=input_tensor_list x=like,tree""".split()
+    )
 }
+"""The names that the program's call may have for an argument. If it has several, the first counts."""
 _WRAPPERS = frozenset("call kernel perform run run_call run_operation wrapper".split())
 """Public names of dldist's functions that run the program's call."""
+_Result = TypeVar("_Result")
 
 
 def title(argument: str, function: str = "") -> str:
@@ -29,17 +31,36 @@ def title(argument: str, function: str = "") -> str:
     frame: FrameType | None = sys._getframe(1)
     call, name = None, function
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "dldist":
-        code = frame.f_code
-        if code.co_name == "__init__":
-            call, name = frame, code.co_qualname.split(".")[-2]
-        elif code.co_name[0] not in "_<" and code.co_name not in _WRAPPERS:
-            call, name = frame, code.co_name
+        code, owner = frame.f_code, ""
+        if code.co_name in ("__init__", "__new__"):
+            made = frame.f_locals[code.co_varnames[0]]
+            owner = (made if isinstance(made, type) else type(made)).__name__
+        if frame.f_globals is not globals() and (owner or code.co_name)[0] not in "_<" and code.co_name not in _WRAPPERS:
+            name = owner or code.co_name
+            if call is None or code.co_argcount or code.co_kwonlyargcount:  # a wrapper of any arguments has the names of its inner call
+                call = frame
         frame = frame.f_back
     first = given = argument.partition("[")[0]
     if call is not None:
-        code = call.f_code
-        if first not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            given = _NAMES.get(name, {}).get(first, first)
+        known = call.f_code.co_varnames[: call.f_code.co_argcount + call.f_code.co_kwonlyargcount]
+        names = [first, *_OTHER_NAMES.get(first, ())]
+        given = next((each for each in names if each in known), first)
         if call.f_locals.get(f"group_{given}") is not None:
             given = f"group_{given}"
     return f"{name}(): argument '{given}{argument[len(first):]}'"
+
+
+def convert(name: str, function: Callable[[Any], _Result], value: Any, expected: str) -> _Result:
+    """Return function(value). Replace its TypeError or ValueError by one that names the argument."""
+    try:
+        return function(value)
+    except (TypeError, ValueError) as error:
+        if "(): argument '" in str(error):
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{title(name)} is not valid: got {value!r}, expected {expected}") from None
+
+
+def integers(name: str, values: Any) -> tuple[int, ...]:
+    """Return the integers of a sequence."""
+    return convert(name, lambda items: tuple(map(index, items)), values, "a sequence of integers")

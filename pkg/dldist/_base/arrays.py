@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dldist import _core
+from dldist._base import argument_names
 
 Shape = tuple[int, ...]
 
@@ -235,7 +236,7 @@ def family_of(x: Any, call: str) -> Family:
     family = find_family(x)
     if family is None:
         raise TypeError(
-            f"{call}(): argument 'x' must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
+            f"{argument_names.title('x', call)} must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
             f"from_dlpack, an array.array, bytes, a bytearray or a memoryview), not {type(x).__name__}"
         )
     return family

@@ -125,10 +125,8 @@ def timeout_of(opts: _Options) -> timedelta | None:
 
 def as_timedelta(where: str, value: Any) -> timedelta:
     """Convert a timedelta or float (seconds). Reject an int, which could be milliseconds."""
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, float):
-        return timedelta(seconds=value)
+    if isinstance(value, (timedelta, float)):
+        return to_timedelta(value, where)
     raise TypeError(f"{where} must be timedelta, not {type(value).__name__}")
 
 

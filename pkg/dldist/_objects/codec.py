@@ -20,13 +20,18 @@ IN_BAND_BYTES = 1 << 16
 MODULES = {"safe": "dldist._objects.safe_codec", "pickle": "dldist._objects.pickle_codec"}
 
 
+def check(name: str) -> str:
+    """Return the name of a serializer. Raise ValueError if there is none of this name."""
+    if name not in MODULES:
+        raise ValueError(f"{argument_names.title('serializer')} is unknown: got {name!r}, expected 'safe' or 'pickle'")
+    return name
+
+
 def find(name: str) -> Any:
     """Return a serializer's module. `write(obj, head)` writes the head to a BytesIO and returns the
     buffers; `read(head, buffers)` returns the object; `number` identifies the serializer in a
     prefix."""
-    if name not in MODULES:
-        raise ValueError(f"{argument_names.title('serializer')} is unknown: got {name!r}, expected 'safe' or 'pickle'")
-    return __import__(MODULES[name], fromlist=("write",))
+    return __import__(MODULES[check(name)], fromlist=("write",))
 
 
 def new_buffer(nbytes: int) -> memoryview:

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
+from dldist._base import argument_names
 from dldist._base.array_types import Timeout
 from dldist._base.future import seconds_of
+from dldist._core import DistArgumentError
 from dldist._objects import codec
 from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
 
@@ -31,6 +33,7 @@ class Exchange:
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
         self.rank: int = group.rank
+        self.size: int = group.size
         self._name = name
         self._serializer = codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
         self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)
@@ -40,8 +43,10 @@ class Exchange:
 
     def gather(self, obj: Any, root: int | None) -> list[Any] | None:
         """Gather the objects of all ranks on the root, or on all ranks if root is None."""
+        if root is not None and root not in range(self.size):
+            raise DistArgumentError(f"{argument_names.title('root')} is an invalid root rank: got {root!r}, expected 0 to {self.size - 1}")
         outgoing = Outgoing(obj, self._serializer)
-        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        prefixes = bytearray(PREFIX_BYTES * self.size)
         self._group.all_gather_single(prefixes, outgoing.prefix(outgoing.rounds), **self._remaining_timeout())
         incoming = self._incoming(prefixes, [outgoing], has_other_objects=False)
         is_receiver = root is None or root == self.rank
@@ -83,7 +88,7 @@ class Exchange:
     def all_to_all(self, objs: Any) -> list[Any]:
         outgoing = self._outgoing(objs)
         rounds = cover(outgoing)
-        prefixes = bytearray(PREFIX_BYTES * self._group.size)
+        prefixes = bytearray(PREFIX_BYTES * self.size)
         self._group.all_to_all_single(prefixes, b"".join(each.prefix(rounds) for each in outgoing), **self._remaining_timeout())
         incoming = self._incoming(prefixes, outgoing, has_other_objects=True)
         for index in cover(incoming):
@@ -108,7 +113,7 @@ class Exchange:
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
         """Encode the object for each rank. If one cannot be encoded, all ranks get its error."""
-        size = self._group.size
+        size = self.size
         if isinstance(objs, (list, tuple)) and len(objs) == size:
             outgoing = [Outgoing(obj, self._serializer) for obj in objs]
             error = next((each.error for each in outgoing if each.error is not None), None)
@@ -116,9 +121,8 @@ class Exchange:
             error = objs.error
         else:
             description = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"
-            error = ValueError(
-                f"{self._name}(): another number of objects: got {description}, expected a list of {size}, one for each rank"
-            )
+            where = argument_names.title("objs", self._name)
+            error = ValueError(f"{where} has another number of objects: got {description}, expected a list of {size}, one for each rank")
         if error is not None:
             outgoing = [Outgoing(Refusal(error), self._serializer)] * size
         return outgoing

@@ -57,9 +57,7 @@ class Outgoing:
                 raise obj.error
             buffers = serializer.write(obj, head)
             if len(buffers) > ROUNDS_MAX:
-                raise ValueError(
-                    f"too many arrays of at least {codec.IN_BAND_BYTES} bytes in an object: got {len(buffers)}, expected at most {ROUNDS_MAX}"
-                )
+                raise ValueError(f"too many arrays of at least {codec.IN_BAND_BYTES} bytes: got {len(buffers)}, expected at most {ROUNDS_MAX}")
             self._buffers = buffers
         except Exception as error:
             self.error = error

@@ -468,7 +468,7 @@ def test_too_many_arrays_are_rejected(monkeypatch):
     outgoing = Outgoing([bytes(LARGE)] * 3, SAFE)
     assert isinstance(outgoing.error, ValueError) and not outgoing.rounds
     text = str(receive(outgoing.prefix(outgoing.rounds)).failure())
-    assert "too many arrays of at least 65536 bytes in an object: got 3, expected at most 2" in text
+    assert "too many arrays of at least 65536 bytes: got 3, expected at most 2" in text
 
 
 def test_failure_is_sent_in_the_prefix():
