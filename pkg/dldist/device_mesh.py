@@ -500,9 +500,7 @@ class DeviceMesh:
         fits = prod(sizes) == size_of(axis) and all(size > 0 for size in sizes)
         parts = split(axis, sizes) if fits else None
         if parts is None:
-            raise ValueError(
-                f"_unflatten(): argument 'mesh_sizes': got {sizes}, expected sizes whose product is {size_of(axis)}, the size of dimension {dim}"
-            )
+            raise ValueError(f"_unflatten(): argument 'mesh_sizes': got {sizes}, expected sizes whose product is {size_of(axis)} (dimension {dim})")
         overrides = overrides_by_dim(backend_override, len(sizes), names)
         group_refs = None
         if self._group_refs is not None:
@@ -586,9 +584,7 @@ def _mesh_of_group(group: Any, device_type: str, mesh: Any, mesh_dim_names: Sequ
 def _mesh_of_groups(groups: list[Any], device_type: str, mesh: Any, mesh_dim_names: Sequence[str]) -> DeviceMesh:
     ranks, shape = read_mesh(mesh)
     if len(shape) != len(groups):
-        raise ValueError(
-            f"from_group(): argument 'mesh' has another number of dimensions: got {len(shape)}, expected {len(groups)}, one for each group"
-        )
+        raise ValueError(f"from_group(): argument 'mesh' has another number of dimensions: got {len(shape)}, expected {len(groups)}")
     are_worlds = {mesh_groups.is_world(group) for group in groups}
     if len(are_worlds) > 1:
         raise ValueError("from_group(): argument 'group': got Worlds and other groups, expected groups of one kind")
@@ -644,7 +640,7 @@ def init_device_mesh(
         raise RuntimeError(f"Device type with index is not supported but got {device_type!r}: expected only letters, such as 'cuda'")
     for size in shape:
         if not isinstance(size, int) or size < 1:
-            raise ValueError(f"init_device_mesh(): argument 'mesh_shape' must have sizes of 1 or more, not {shape}")
+            raise ValueError(f"init_device_mesh(): argument 'mesh_shape' is not valid: got {shape}, expected sizes of 1 or more")
     mesh = nest(range(prod(shape)), shape)
     return DeviceMesh(device_type, mesh, mesh_dim_names=names, backend_override=overrides, world=world)
 

@@ -91,7 +91,7 @@ class _BackendCoalescing:
             work.wait()
 
 
-def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
+def coalescing(group: AnyGroup | None = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
     """Run the calls in a `with` block as one operation.
 
     Without `device`, all calls must be of one kind (all_reduce, all_gather_single or
@@ -121,7 +121,7 @@ def _coalescing_manager(group: AnyGroup | None = None, device: Any = None, async
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops), group_or_default(group))
 
 
-coalescing = _coalescing_manager  # the public name of _coalescing_manager
+_coalescing_manager = coalescing  # torch's name
 
 
 class _TimeEstimator:

@@ -18,6 +18,7 @@ from dldist import _core
 from dldist._api.ranks import calls_of, peer_of, root_of
 from dldist._backends import registry
 from dldist._backends.backend_names import warn
+from dldist._base import argument_names
 from dldist._base.docstrings import completed
 from dldist._base.future import Future
 from dldist.types import AnyGroup, Op, Tensor, Tensors, Timeout
@@ -316,7 +317,7 @@ def all_gather_coalesced(
     """
     _deprecated("all_gather_coalesced", "coalescing")
     if not isinstance(output_tensor_lists, list):
-        raise TypeError(f"Invalid function argument: output_tensor_lists should be a list, got {type(output_tensor_lists).__name__}")
+        raise TypeError(f"all_gather_coalesced(): argument 'output_tensor_lists' must be a list, not {type(output_tensor_lists).__name__}")
     return _as_future(calls_of(group).all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
 
 
@@ -348,7 +349,7 @@ def gather(
         >>> dist.gather(array("i", [5]), parts, dst=0)
     """
     calls, root = calls_of(group), root_of(group, dst, group_dst)
-    _check_roots_list(gather_list, calls.rank, root, "gather_list", "destination")
+    _check_roots_list(gather_list, calls, root, "gather_list", "destination")
     return calls.gather(tensor, gather_list, root, timeout=timeout, async_op=async_op)
 
 
@@ -380,7 +381,7 @@ def gather_single(
     """
     calls, root = calls_of(group), root_of(group, dst, group_dst)
     if calls.rank == root and gather_tensor is None:
-        raise ValueError("gather_tensor must be specified on the destination rank")
+        raise ValueError(f"{argument_names.title('gather_tensor')} must be specified on the destination rank: got None, expected a tensor")
     return calls.gather_single(tensor, gather_tensor, root, timeout=timeout, async_op=async_op)
 
 
@@ -415,15 +416,15 @@ def scatter(
         True
     """
     calls, root = calls_of(group), root_of(group, src, group_src)
-    _check_roots_list(scatter_list, calls.rank, root, "scatter_list", "source")
+    _check_roots_list(scatter_list, calls, root, "scatter_list", "source")
     return calls.scatter(tensor, scatter_list, root, timeout=timeout, async_op=async_op)
 
 
-def _check_roots_list(tensors: Tensors | None, rank: int, root: int | None, name: str, role: str) -> None:
-    if rank == root and not tensors:
-        raise ValueError(f"Argument ``{name}`` must be specified on {role} rank.")
-    if tensors and rank != root and root is not None:
-        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{role} ranks.")
+def _check_roots_list(tensors: Tensors | None, calls: Any, root: int | None, name: str, role: str) -> None:
+    if calls.rank == root and not tensors:
+        raise ValueError(f"{argument_names.title(name)} must be specified on {role} rank: got {tensors!r}, expected a list of tensors")
+    if tensors and calls.rank != root in range(calls.size):
+        raise ValueError(f"{argument_names.title(name)} must NOT be specified on non-{role} ranks: got {tensors!r:.99}, expected None")
 
 
 @_documented

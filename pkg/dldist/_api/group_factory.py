@@ -29,7 +29,7 @@ def check_timeout(timeout: Any) -> timedelta:
         except (ValueError, OverflowError):
             raise ValueError(f"{argument_names.title('timeout')} is not a valid time: got {timeout}, expected a finite number of seconds") from None
     if not isinstance(timeout, timedelta):
-        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+        raise TypeError(f"{argument_names.title('timeout')}: Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
     if timeout.days < 0:
         raise ValueError(f"{argument_names.title('timeout')} is not a valid time: got {timeout!r}, expected 0 or more")
     return timeout
@@ -192,9 +192,7 @@ class GroupFactory:
 
     def _non_member_result(self, rank: int) -> Any:
         if self.desc == "default_pg":
-            raise RuntimeError(
-                f"backend {self.backend!r}: its creator returned None for rank {rank}, a member of the default group: expected a backend"
-            )
+            raise RuntimeError(f"backend {self.backend!r}: its creator returned None for rank {rank}, of the default group: expected a backend")
         return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:

@@ -19,6 +19,8 @@ from dldist._backends.backend_names import Backend, device_type_of, is_nccl_avai
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 from dldist._backends.world_backend import world_of_group
+from dldist._base import argument_names
+from dldist._base.options import as_int
 from dldist._base.rank_lists import read_ranks
 from dldist.types import AnyGroup
 from dldist.world import World, call_all
@@ -146,6 +148,8 @@ def _check_rendezvous_arguments(init_method: Any, store: Any, world_size: int, r
         raise AssertionError("Cannot specify both init_method and store.")
     if not isinstance(store, _core.Store):
         raise TypeError(f"init_process_group(): argument 'store' must be a Store, not {type(store).__name__}")
+    for name, value in (("world_size", world_size), ("rank", rank)):
+        as_int(f"init_process_group(): argument {name!r}", value)
     if not world_size > 0:
         raise AssertionError(f"world_size must be positive if using store: got {world_size}")
     if not rank >= 0:
@@ -315,19 +319,19 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
     try:
         members = [rank.__index__() for rank in read_ranks(ranks, world_size)]
     except (TypeError, AttributeError):
-        raise TypeError(f"new_group(): argument 'ranks' must be a sequence of integers, not {ranks!r}") from None
+        raise TypeError(f"{argument_names.title('ranks')} must be a sequence of integers, not {ranks!r}") from None
     if not members:
-        raise ValueError("new_group(): argument 'ranks' must not be empty: got [], expected at least one rank")
+        raise ValueError(f"{argument_names.title('ranks')} must not be empty: got [], expected at least one rank")
     if len(members) > world_size:
-        raise ValueError(
-            f"the new group's world size should be less or equal to the world size set by init_process_group: "
-            f"{len(ranks) if hasattr(ranks, '__len__') else f'more than {world_size}'} ranks of {world_size}"
-        )
+        count = len(ranks) if hasattr(ranks, "__len__") else f"more than {world_size}"
+        text = "the new group's world size should be less or equal to the world size set by init_process_group"
+        raise ValueError(f"{argument_names.title('ranks')}: {text}: got {count} ranks, expected at most {world_size}")
     for rank in members:
         if not 0 <= rank < world_size:
-            raise ValueError(f"The new group's rank should be within the world_size set by init_process_group: {rank} of {world_size}")
+            text = "The new group's rank should be within the world_size set by init_process_group"
+            raise ValueError(f"{argument_names.title('ranks')}: {text}: got {rank}, expected 0 to {world_size - 1}")
     if len(set(members)) != len(members):
-        raise ValueError(f"new_group(): argument 'ranks' has a rank twice: got {members}, expected different ranks")
+        raise ValueError(f"{argument_names.title('ranks')} has a rank twice: got {members}, expected different ranks")
     return sorted(members) if is_sorted else members
 
 
@@ -419,13 +423,14 @@ def new_subgroups(
     """
     if group_size is None:
         raise ValueError("Default group size only takes effect when an accelerator is available: got None, expected group_size")
-    if group_size <= 0:
-        raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
+    where = "new_subgroups(): argument 'group_size'"
+    if as_int(where, group_size) <= 0:
+        raise ValueError(f"{where} must be positive: got {group_size}, expected 1 or more")
     ranks = get_process_group_ranks(group)
     if len(ranks) < group_size:
-        raise ValueError(f"The arg 'group_size' ({group_size}) must not exceed the world size ({len(ranks)})")
+        raise ValueError(f"{where} must not exceed the world size: got {group_size}, expected at most {len(ranks)}")
     if len(ranks) % group_size != 0:
-        raise ValueError(f"The world size ({len(ranks)}) must be divisible by 'group_size={group_size}'")
+        raise ValueError(f"{where}: The world size ({len(ranks)}) must be divisible by 'group_size={group_size}': expected a divisor")
     parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
     return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
 
@@ -455,13 +460,14 @@ def new_subgroups_by_enumeration(
         1
     """
     if not ranks_per_subgroup_list:
-        raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+        raise ValueError("new_subgroups_by_enumeration(): The arg 'ranks_per_subgroup_list' cannot be empty: got no list, expected at least one")
     seen: dict[int, Sequence[int]] = {}
     size = default_group().size()
     for ranks in ranks_per_subgroup_list:
         for rank in read_ranks(ranks, size):
             if rank in seen:
-                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}")
+                text = f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}: got it twice, expected each rank once"
+                raise ValueError(f"{argument_names.title('ranks')}: {text}")
             seen[rank] = ranks
     mine, groups = None, []
     for ranks in ranks_per_subgroup_list:
@@ -544,23 +550,19 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
-    own_part = None
+    own_part, where = None, "split_group(): argument 'split_ranks'"
     for part in split_ranks:
         if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in read_ranks(part, pg.size())):
-            raise TypeError(f"split_group(): argument 'split_ranks' has another kind of item: got {part!r}, expected a list of ranks")
+            raise TypeError(f"{where} has another kind of item: got {part!r}, expected a list of ranks")
         if not part:
-            raise ValueError(f"the split group cannot be empty: got {split_ranks}")
+            raise ValueError(f"{where}: the split group cannot be empty: got {split_ranks}, expected ranks in each list")
         if len(part) > pg.size():
-            raise ValueError(
-                f"the split group's size should be less or equal to the world_size set by init_process_group: got {len(part)} "
-                f"ranks, expected at most {pg.size()}"
-            )
+            text = "the split group's size should be less or equal to the world_size set by init_process_group"
+            raise ValueError(f"{where}: {text}: got {len(part)} ranks, expected at most {pg.size()}")
         if len(set(part)) != len(part):
-            raise ValueError(f"the split group cannot have duplicate ranks: got {list(part)}")
+            raise ValueError(f"{where}: the split group cannot have duplicate ranks: got {list(part)}, expected different ranks")
         if not all(0 <= rank < pg.size() for rank in part):
-            raise ValueError(
-                f"split_group(): argument 'split_ranks' has a rank out of range: got {list(part)}, expected ranks in 0 to {pg.size() - 1}"
-            )
+            raise ValueError(f"{where} has a rank out of range: got {list(part)}, expected ranks in 0 to {pg.size() - 1}")
         if pg.rank() in part:
             own_part = list(part)
     return own_part
@@ -625,24 +627,26 @@ def shrink_group(
 
 
 def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[int]:
+    where = "shrink_group(): argument 'ranks_to_exclude'"
     if not isinstance(ranks_to_exclude, list):
-        raise TypeError(f"ranks_to_exclude must be a list, but got {type(ranks_to_exclude).__name__}.")
+        raise TypeError(f"{where} must be a list, not {type(ranks_to_exclude).__name__}")
     if not ranks_to_exclude:
-        raise ValueError("ranks_to_exclude cannot be empty. To shrink a group, you must specify at least one rank to exclude.")
+        raise ValueError(f"{where}: ranks_to_exclude cannot be empty: got [], expected at least one rank")
     if not all(type(rank) is int for rank in ranks_to_exclude):
-        raise TypeError(f"All elements in ranks_to_exclude must be integers, but got {ranks_to_exclude}.")
+        raise TypeError(f"{where}: all elements must be integers, not {ranks_to_exclude}")
     if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
-        raise ValueError(f"Invalid shrink_flags {flags}: expected SHRINK_DEFAULT ({SHRINK_DEFAULT}) or SHRINK_ABORT ({SHRINK_ABORT})")
+        names = f"SHRINK_DEFAULT ({SHRINK_DEFAULT}) or SHRINK_ABORT ({SHRINK_ABORT})"
+        raise ValueError(f"shrink_group(): argument 'shrink_flags': Invalid shrink_flags: got {flags!r}, expected {names}")
     if is_non_member(pg):
         raise ValueError("Invalid process group specified")
     ranks = get_process_group_ranks(pg)
     for rank in ranks_to_exclude:
         if rank not in ranks:
-            raise ValueError(f"Rank {rank} is not part of the group: expected ranks of {_ranks_text(ranks)}")
+            raise ValueError(f"{where}: Rank {rank} is not part of the group: got {ranks_to_exclude}, expected ranks of {_ranks_text(ranks)}")
     if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
-        raise ValueError(f"ranks_to_exclude contains duplicate ranks: got {ranks_to_exclude}")
+        raise ValueError(f"{where} contains duplicate ranks: got {ranks_to_exclude}, expected different ranks")
     if len(ranks_to_exclude) >= len(ranks):
-        raise ValueError(f"Cannot exclude all ranks of the group: got {ranks_to_exclude}, expected at most {len(ranks) - 1} of {len(ranks)}")
+        raise ValueError(f"{where}: Cannot exclude all ranks of the group: got {ranks_to_exclude}, expected at most {len(ranks) - 1} of {len(ranks)}")
     return [rank for rank in ranks if rank not in ranks_to_exclude]
 
 
@@ -706,7 +710,7 @@ def revoke_process_group(group: AnyGroup | None = None, flags: int = REVOKE_DEFA
         >>> dist.destroy_process_group(part)
     """
     if flags != REVOKE_DEFAULT:
-        raise ValueError(f"revoke_process_group(): argument 'flags' must be REVOKE_DEFAULT ({REVOKE_DEFAULT}), not {flags!r}")
+        raise ValueError(f"revoke_process_group(): argument 'flags' is unknown: got {flags!r}, expected REVOKE_DEFAULT ({REVOKE_DEFAULT})")
     if is_non_member(group):
         return
     _registered_group(group).revoke()

@@ -26,9 +26,7 @@ def _object_to_tensor(obj: Any, device: Any, group: Any, weights_only: bool = Fa
 
 def _refuse_weights_only(name: str, weights_only: bool) -> None:
     if weights_only:
-        raise NotImplementedError(
-            f"{name}(): argument 'weights_only': got True, expected False; calls that send objects, such as broadcast_object_list, take it"
-        )
+        raise NotImplementedError(f"{name}(): argument 'weights_only': got True, expected False; only calls that send objects take it")
 
 
 def _tensor_to_object(tensor: Any, tensor_size: Any, group: Any, weights_only: bool = False) -> Any:

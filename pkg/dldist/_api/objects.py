@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dldist._api.ranks import global_rank_of, group_or_default, is_non_member, peer_of, root_of, source_of, warn_not_in_group
+from dldist._api.ranks import check_not_self, global_rank_of, group_or_default, is_non_member, peer_of, root_of, source_of, warn_not_in_group
 from dldist._backends import registry
 from dldist._base.docstrings import completed
 from dldist._core import DistError
@@ -122,11 +122,11 @@ def gather_object(
     exchange = _make_exchange("gather_object", group, weights_only, serializer, timeout)
     if exchange is None:
         return
-    root = root_of(group, dst, group_dst)
+    root, where = root_of(group, dst, group_dst), "gather_object(): argument 'object_gather_list'"
     if exchange.rank == root and not object_gather_list:
-        obj = Refusal(ValueError("Argument ``object_gather_list`` must be specified on destination rank."))
-    elif exchange.rank != root and object_gather_list:
-        obj = Refusal(ValueError("Argument ``object_gather_list`` must NOT be specified on non-destination ranks."))
+        obj = Refusal(ValueError(f"{where} must be specified on destination rank: got {object_gather_list!r}, expected a list of {exchange.size}"))
+    elif exchange.rank != root in range(exchange.size) and object_gather_list:
+        obj = Refusal(ValueError(f"{where} must NOT be specified on non-destination ranks: got {object_gather_list!r:.99}, expected None"))
     objects = exchange.gather(obj, root)
     if objects is not None and object_gather_list is not None:
         _fill("gather_object", "object_gather_list", object_gather_list, objects)
@@ -229,7 +229,8 @@ def scatter_object_list(
         objects = Refusal(ValueError("source rank must provide non-None scatter_object_input_list"))
     list_error = None
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        list_error = ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        text = "Expected argument scatter_object_output_list to be a list of size at least 1"
+        list_error = ValueError(f"scatter_object_list(): {text}, got {scatter_object_output_list!r:.100}")
         objects = Refusal(list_error)
     obj = _run_then_raise(lambda: exchange.scatter(objects, root), list_error)
     scatter_object_output_list[0] = obj
@@ -267,7 +268,7 @@ def send_object_list(
     if exchange is None:
         return
     peer = peer_of(group, dst, group_dst)
-    _check_not_self(exchange, peer, "destination")
+    check_not_self(exchange, peer, "destination")
     list_error = _check_not_empty("send_object_list", object_list)
     exchange.send(Refusal(list_error) if list_error else list(object_list), peer, 0)
 
@@ -309,12 +310,7 @@ def recv_object_list(
     if exchange is None:
         return -1
     peer = source_of(group, src, group_src)
-    _check_not_self(exchange, peer, "source")
+    check_not_self(exchange, peer, "source")
     objects, source = _run_then_raise(lambda: exchange.recv(peer, 0), _check_not_empty("recv_object_list", object_list))
     _replace("recv_object_list", object_list, objects)
     return global_rank_of(group_or_default(group), source)
-
-
-def _check_not_self(calls: Any, peer: int | None, role: str) -> None:
-    if peer == calls.rank:
-        raise ValueError(f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process.")

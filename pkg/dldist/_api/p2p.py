@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
-from dldist._api.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default, peer_of, source_of
+from dldist._api.ranks import calls_of, canonical_rank, check_not_self, get_rank, global_rank_of, group_or_default, peer_of, source_of
 from dldist._backends import registry
 from dldist._backends.recorded_calls import Message
+from dldist._base import argument_names
 from dldist.types import AnyGroup, Tensor, Timeout
 
 
@@ -125,8 +126,7 @@ def send(
         ...     dist.send(array("i", [7]), dst=1) if dist.get_rank() == 0 else dist.recv(array("i", [0]), src=0)
     """
     calls, rank = calls_of(group), peer_of(group, dst, group_dst)
-    if rank == calls.rank:
-        raise ValueError("Invalid destination rank: destination rank should not be the same as the rank of the current process.")
+    check_not_self(calls, rank, "destination")
     calls.send(tensor, rank, tag, timeout=timeout)
 
 
@@ -246,16 +246,14 @@ def _check_single_tensor(param: Any, param_name: str) -> None:
     try:
         memoryview(param)
     except TypeError:
-        raise TypeError(
-            f"Invalid function argument. Expected parameter `{param_name}` to be an object with __dlpack__ or the buffer protocol, "
-            f"but got {type(param).__name__} instead."
-        ) from None
+        where = argument_names.title(param_name, "_check_single_tensor")
+        raise TypeError(f"{where} must be an object with __dlpack__ or the buffer protocol, not {type(param).__name__}") from None
 
 
 def _check_p2p_op_list(p2p_op_list: Any) -> None:
     """Raise unless the argument is a list of messages of one group."""
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
-        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
+        raise ValueError(f"Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``, got {p2p_op_list!r:.100}")
     if not p2p_op_list:
         raise IndexError("batch_isend_irecv(): argument 'p2p_op_list' is empty: got 0 items, expected at least 1")
     group = p2p_op_list[0].group

@@ -9,6 +9,7 @@ from dldist._backends import registry
 from dldist._backends.backend_base import Backend
 from dldist._backends.backend_names import warn
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
+from dldist._base import argument_names
 from dldist._rendezvous import launchers
 from dldist.types import AnyGroup
 
@@ -53,7 +54,8 @@ def calls_of(group: AnyGroup | None) -> Any:
 def _ranks_of(group: Any) -> dict[int, int]:
     ranks = None if is_non_member(group) else registry._world.pg_group_ranks.get(group)
     if ranks is None:
-        raise ValueError(f"Group {group} is not registered, please create group with dldist.new_group API")
+        text = f"Group {group} is not registered, please create group with dldist.new_group API"
+        raise ValueError(f"{argument_names.title('group')}: {text}: got {group!r}, expected a group of this world")
     return ranks
 
 
@@ -71,7 +73,7 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
         return global_rank
     ranks = _ranks_of(group)
     if global_rank not in ranks:
-        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+        raise ValueError(f"{argument_names.title('global_rank')}: Global rank {global_rank!r} is not part of group {group}: expected a member's rank")
     return ranks[global_rank]
 
 
@@ -90,7 +92,7 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     for global_rank, rank in _ranks_of(group).items():
         if rank == group_rank:
             return global_rank
-    raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+    raise ValueError(f"{argument_names.title('group_rank')}: Group rank {group_rank!r} is not part of group {group}: expected a member's rank")
 
 
 _UNREGISTERED_TYPES = (_core.Group, Backend)
@@ -108,6 +110,13 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
     if isinstance(group, _UNREGISTERED_TYPES):
         raise ValueError(f"{group!r} has no ranks in the default world: got global rank {global_rank}, expected group_src, group_dst or group_peer")
     return get_group_rank(group, global_rank)
+
+
+def check_not_self(calls: Any, peer: int | None, role: str) -> None:
+    if peer == calls.rank:
+        where = argument_names.title("dst" if role == "destination" else "src", "_check_not_self_rank")
+        text = f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process"
+        raise ValueError(f"{where}: {text}: got {peer}, expected another rank")
 
 
 def peer_of(group: Any, global_rank: int | None, group_rank: int | None) -> Any:
@@ -216,7 +225,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     if local is not None:
         return local
     if fallback_rank is not None:
-        return int(fallback_rank)
+        return argument_names.convert("fallback_rank", int, fallback_rank, "an integer")
     raise RuntimeError(
         "LOCAL_RANK is not in the environment, and no other launcher sets a local rank. Consider passing fallback_rank to allow "
         "`get_node_local_rank` to work, assuming you are not running in a multi-device context and want the code to run "

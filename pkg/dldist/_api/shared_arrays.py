@@ -8,6 +8,7 @@ from dldist import _core
 from dldist._backends import registry
 from dldist._backends.process_group import ProcessGroup
 from dldist._backends.world_backend import world_of_group
+from dldist._base import argument_names
 from dldist.types import AnyGroup
 
 
@@ -17,7 +18,7 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
         return group
     pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
     if not isinstance(pg, ProcessGroup):
-        raise TypeError(f"{call}(): argument 'group' must be a group or a group's name, not {type(group).__name__}")
+        raise TypeError(f"{argument_names.title('group', call)} must be a group or a group's name, not {type(group).__name__}")
     cpu_group = world_of_group(pg)
     if cpu_group is None:
         raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory needs")

@@ -19,10 +19,10 @@ from dldist._api.groups import (
     get_backend_config,
     get_backend_impl,
 )
-from dldist._api.objects import _check_not_self
 from dldist._api.p2p import _check_single_tensor
 from dldist._api.ranks import (
     canonical_rank,
+    check_not_self,
     get_global_rank,
     get_process_group_ranks,
     get_rank,
@@ -36,6 +36,7 @@ from dldist._backends.backend_base import Backend as BackendImpl
 from dldist._backends.backend_names import BackendConfig, default_timeout, device_type_of, is_backend_available, is_nccl_available, warn
 from dldist._backends.process_group import ProcessGroup
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group, hash_ranks
+from dldist._base import argument_names
 from dldist._base.options import ReconfigureOptions, as_timedelta
 
 _GLOO_AVAILABLE = True
@@ -384,7 +385,7 @@ def _as_iterable(obj: Any) -> Sequence[Any]:
 def _check_tensor_list(param: Any, param_name: str) -> None:
     """Raise a TypeError unless the argument is a list or tuple of tensors."""
     if not isinstance(param, (list, tuple)):
-        raise TypeError(f"Invalid function argument. Expected parameter `{param_name}` to be a list of tensors but got {type(param)} instead.")
+        raise TypeError(f"{argument_names.title(param_name, '_check_tensor_list')} must be a list of tensors, not {type(param).__name__}")
     for index, each in enumerate(param):
         _check_single_tensor(each, f"{param_name}[{index}]")
 
@@ -418,4 +419,4 @@ def _canonicalize_group_rank(
 
 
 def _check_not_self_rank(group: Any, rank: int, rank_type: str) -> None:
-    _check_not_self(registry.operations(group), rank, rank_type)
+    check_not_self(registry.operations(group), rank, rank_type)

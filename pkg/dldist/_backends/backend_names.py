@@ -80,7 +80,7 @@ class Backend(str):
 
     def __new__(cls, name: str) -> str:  # type: ignore[misc]
         if not isinstance(name, str):
-            raise ValueError(f"Backend constructor parameter must be string-ish: got {type(name).__name__}")
+            raise ValueError(f"{argument_names.title('backend')}: Backend constructor parameter must be string-ish: got {name!r}, expected a name")
         return name.lower()
 
     @classmethod
@@ -181,7 +181,8 @@ def get_default_backend_for_device(device: Any) -> str:
     kind = device_type_of(device)
     name = Backend.default_device_backend_map.get(kind)
     if name is None:
-        raise ValueError(f"Default backend not registered for device : {device}: expected one of {', '.join(Backend.default_device_backend_map)}")
+        known = ", ".join(map(str, Backend.default_device_backend_map))
+        raise ValueError(f"{argument_names.title('device')}: Default backend not registered for device : got {device}, expected one of {known}")
     return name
 
 

@@ -33,7 +33,7 @@ class Completions:
 
     def register(self, id: int, fn: Callable[[CompletionHookArgs], object]) -> None:
         if not callable(fn):
-            raise TypeError(f"register_completion_hook(): argument 'fn' must be callable, not {type(fn).__name__}")
+            raise TypeError(f"register_completion_hook(): argument 'hook' must be callable, not {type(fn).__name__}")
         self._hooks[id] = fn
 
     def unregister(self, id: int) -> None:

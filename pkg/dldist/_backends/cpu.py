@@ -177,6 +177,8 @@ def _check_local(hostname: str) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.bind(address)
                 return
+    except TypeError:
+        raise TypeError(f"create_device(): argument 'hostname' must be str, not {type(hostname).__name__}") from None
     except OSError as error:
         raise RuntimeError(f"Cannot resolve {hostname} to a (local) address: {error}") from error
 

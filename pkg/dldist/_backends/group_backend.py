@@ -63,7 +63,7 @@ class GroupBackend(Backend):
         result = cls.Options()
         value = timeout if options is None else options
         if value is not None:
-            result._timeout = as_timedelta(f"{cls.__name__}(): argument 'timeout'", value)
+            result._timeout = as_timedelta(f"{cls.__name__}(): argument '{'timeout' if options is None else 'options'}'", value)
         return result
 
     def _require_group(self) -> Any:

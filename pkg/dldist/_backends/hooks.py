@@ -112,7 +112,7 @@ class Hooks:
 
 def _callable(method: str, fn: Any) -> Any:
     if not callable(fn):
-        raise TypeError(f"{method}(): argument 'fn' must be callable, not {type(fn).__name__}")
+        raise TypeError(f"{method}(): argument 'hook' must be callable, not {type(fn).__name__}")
     return fn
 
 

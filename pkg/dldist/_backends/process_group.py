@@ -14,8 +14,9 @@ from dldist._backends.backend_names import default_timeout, device_type_of
 from dldist._backends.dispatcher import BackendCalls, Dispatcher
 from dldist._backends.health_check import HealthCheckHook
 from dldist._backends.hook_args import CompletionHookArgs, PostHookArgs, PreHookArgs, WorkInfo
+from dldist._base import argument_names
 from dldist._base.operations import first_of
-from dldist._base.options import BackendType, ReconfigureOptions, _Options
+from dldist._base.options import BackendType, ReconfigureOptions, _Options, as_int, as_timedelta
 from dldist._base.rank_lists import read_ranks
 from dldist.world import call_all
 
@@ -194,7 +195,7 @@ class ProcessGroup(Member):
             self._backends[kind] = backend
         self._reset_operations()
 
-    def _get_backend(self, device: Any) -> Any:
+    def get_backend(self, device: Any) -> Any:
         """Return the backend that serves this device."""
         kind = device_type_of(device)
         backend = self._backends.get(kind)
@@ -202,7 +203,7 @@ class ProcessGroup(Member):
             raise RuntimeError(f"No backend type associated with device type {kind}: group {self.group_name!r} has {self._backend_list()}")
         return backend
 
-    get_backend = _get_backend
+    _get_backend = get_backend
 
     def _backend_of_device(self, kind: str) -> Any:
         return self._backends.get(kind)
@@ -477,7 +478,7 @@ class ProcessGroup(Member):
         self.broadcast(first_rank, root=0).wait()
         rank = int.from_bytes(first_rank, "little") + self.rank()
         if rank >= size:
-            raise ValueError(f"merge_remote_group(): too many ranks have joined: got {rank + 1}, expected {size}")
+            raise ValueError(f"merge_remote_group(): argument 'size': too many ranks: got {rank + 1}, expected {size}")
         prefixed_store = _core.PrefixStore("merge_remote_group/", store)
 
         def merge(backend: Any, name: str) -> Any:
@@ -515,9 +516,9 @@ class ProcessGroup(Member):
             opts = uuid
         if opts is None:
             opts = ReconfigureOptions()
-            opts.uuid, opts.handles, opts.hints = uuid, handles, hints or {}
+            opts.uuid, opts.handles, opts.hints = as_int("reconfigure(): argument 'uuid'", uuid), handles, hints or {}
             if timeout is not None:
-                opts.timeout = timeout
+                opts.timeout = as_timedelta("reconfigure(): argument 'timeout'", timeout)
         return self._backend_for("reconfigure", ()).reconfigure(opts)
 
     def _on_reconfigured(self, backend: Any) -> None:
@@ -560,6 +561,7 @@ for _name, _type in BackendType.__members__.items():
 
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, group_name: str) -> Any:
     """Return options for a backend derived from `backend`: `opts`, else a copy of its options."""
+    timeout = None if timeout is None else as_timedelta(argument_names.title("timeout"), timeout)
     if opts is None:
         opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
         opts.group_name = group_name

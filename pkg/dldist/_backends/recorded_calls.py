@@ -101,7 +101,7 @@ def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False)
 
 def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, Message) for op in p2p_op_list):
-        raise ValueError(f"batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp, not {type(p2p_op_list).__name__}")
+        raise ValueError(f"batch_isend_irecv(): argument 'p2p_op_list' is not valid: got {p2p_op_list!r:.100}, expected a list of P2POp")
     # Check all messages before any starts, because a started message cannot be withdrawn.
     tensors = [
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)

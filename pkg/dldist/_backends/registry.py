@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dldist import _core
+from dldist._base import argument_names
 
 if TYPE_CHECKING:
     from dldist._backends.process_group import ProcessGroup
@@ -253,6 +254,6 @@ def operations(group: Any = None) -> Any:
     calls = getattr(group, "operations", None) or getattr(group, "_operations", None)
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
-            raise ValueError("Invalid process group specified: this process is not a member of the group")
-        raise _core.DistTypeError(f"Invalid process group specified: got {type(group).__name__}, expected a group")
+            raise ValueError(f"{argument_names.title('group')}: Invalid process group specified: this process is not a member of the group")
+        raise _core.DistTypeError(f"{argument_names.title('group')}: Invalid process group specified: got {type(group).__name__}, expected a group")
     return calls

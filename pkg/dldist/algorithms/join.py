@@ -112,7 +112,7 @@ class Join:
         **kwargs: Any,
     ) -> None:
         if not joinables:
-            raise ValueError("The join context manager requires at least one joinable")
+            raise ValueError(f"Join(): argument 'joinables': The join context manager requires at least one joinable: got {joinables}, expected one")
         self._joinables = joinables
         self._join_hooks = [joinable.join_hook(**kwargs) for joinable in joinables]
         self._enable = enable

@@ -205,7 +205,7 @@ class Runner:
                 first_rank.fill_(store_view.add("merge_remote_group/ranks", self.group.size) - self.group.size)
             self.group.broadcast(first_rank, 0)
         if int(first_rank) + self.group.size > size:  # all ranks of this group raise together
-            raise ValueError(f"merge_remote_group(): too many ranks have joined: got {int(first_rank) + self.group.size}, expected {size}")
+            raise ValueError(f"merge_remote_group(): argument 'size': too many ranks: got {int(first_rank) + self.group.size}, expected {size}")
         return Runner.rendezvous(store, name, list(range(size)), int(first_rank) + self.group.rank, timeout, backend_name=self.backend_name)
 
 

@@ -23,13 +23,13 @@ TEN = timedelta(seconds=10)
 def test_tensor_checks_accept_arrays_and_name_other_types():
     for tensor in (vector(1), np.zeros(3), bytearray(2)):
         assert c10d._check_single_tensor(tensor, "x") is None
-    with pytest.raises(TypeError, match="Expected parameter `x` to be an object with __dlpack__.* but got int"):
+    with pytest.raises(TypeError, match="argument 'x' must be an object with __dlpack__ or the buffer protocol, not int"):
         c10d._check_single_tensor(3, "x")
     assert c10d._check_tensor_list([vector(1), np.zeros(3)], "xs") is None
     assert c10d._check_tensor_list((), "xs") is None
-    with pytest.raises(TypeError, match="`xs` to be a list of tensors"):
+    with pytest.raises(TypeError, match="argument 'xs' must be a list of tensors"):
         c10d._check_tensor_list(vector(1), "xs")
-    with pytest.raises(TypeError, match=r"`xs\[1\]` to be an object"):
+    with pytest.raises(TypeError, match=r"argument 'xs\[1\]' must be an object"):
         c10d._check_tensor_list([vector(1), "x"], "xs")
 
 
