@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist._base.future import Future
 from dldist.functional.form import operations_of
 from dldist.reducer.comm import GradBucket
@@ -142,8 +143,8 @@ class PowerSGDState:
 
         if start_powerSGD_iter < 2 and (use_error_feedback or warm_start):
             raise ValueError(
-                "PowerSGDState(): argument 'start_powerSGD_iter' must be at least 2 with use_error_feedback or warm_start, "
-                f"not {start_powerSGD_iter}, as buckets are rebuilt after the first pass"
+                f"PowerSGDState(): argument 'start_powerSGD_iter' is too small: got {start_powerSGD_iter}, expected at least 2 with "
+                "use_error_feedback or warm_start, as buckets are rebuilt after the first pass"
             )
         self.process_group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank
@@ -151,7 +152,7 @@ class PowerSGDState:
         self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
-        self.rng = numpy.random.default_rng(random_seed)
+        self.rng = argument_names.convert("random_seed", numpy.random.default_rng, random_seed, "an integer")
         self.iter = 0
         """The number of passes so far, each over all buckets."""
         self.errors: dict[int, Any] = {}

@@ -92,7 +92,7 @@ def get_signal_pad_size() -> int:
 def set_backend(name: str) -> None:
     """Raise unless the name is "CPU", the only backend."""
     if name != _BACKEND:
-        raise ValueError(f"set_backend(): unknown backend {name!r}: expected {_BACKEND!r}")
+        raise ValueError(f"set_backend(): argument 'name' is unknown: got {name!r}, expected {_BACKEND!r}")
 
 
 def get_backend(device: Any) -> str | None:
@@ -229,9 +229,7 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
     itemsize = _core._describe_tensor(src, False)["itemsize"]
     offset, remainder = divmod(hdl.offset, itemsize)
     if remainder != 0:
-        raise _core.DistArgumentError(
-            f"put_signal(): argument 'hdl' has a misaligned offset: got {hdl.offset}, expected a multiple of {itemsize}, the item size of 'src'"
-        )
+        raise _core.DistArgumentError(f"put_signal(): argument 'hdl' has a misaligned offset: got {hdl.offset}, expected a multiple of {itemsize}")
     hdl.put(src, peer, offset, 0)
 
 
@@ -272,19 +270,19 @@ def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
         >>> symmetric_memory.get(array("i", [9] * 4), x, dist.group.WORLD, peer=0).tolist()
         [0, 0, 0, 0]
     """
-    src_description, dst_description = _core._describe_tensor(src, False), _core._describe_tensor(dst, True)
+    source = _core._describe_tensor(src, False)
+    try:
+        target = _core._describe_tensor(dst, True)
+    except (TypeError, ValueError) as error:  # the title has the first name of two
+        raise type(error)(str(error).replace("'src'", "'dst'", 1)) from None
     for name in ("dtype", "count"):
-        if src_description[name] != dst_description[name]:
-            raise _core.DistArgumentError(
-                f"get(): argument 'dst' has another {name}: got {dst_description[name]}, expected {src_description[name]}, as 'src'"
-            )
-    if not (src_description["is_contiguous"] and dst_description["is_contiguous"]):
+        if source[name] != target[name]:
+            raise _core.DistArgumentError(f"get(): argument 'dst' has another {name}: got {target[name]}, expected {source[name]}, as 'src'")
+    if not (source["is_contiguous"] and target["is_contiguous"]):
         raise _core.DistArgumentError("get(): arguments 'dst' and 'src' must be contiguous")
-    memory, position = symmetric.handle_of(_group("get", group), src_description["data"], src_description["count"] * src_description["itemsize"])
-    offset, remainder = divmod(position, src_description["itemsize"])
+    memory, position = symmetric.handle_of(_group("get", group), source["data"], source["count"] * source["itemsize"])
+    offset, remainder = divmod(position, source["itemsize"])
     if remainder:
-        raise _core.DistArgumentError(
-            f"get(): argument 'src' is misaligned: got byte offset {position}, expected a multiple of {src_description['itemsize']}"
-        )
+        raise _core.DistArgumentError(f"get(): argument 'src' is misaligned: got byte offset {position}, expected a multiple of {source['itemsize']}")
     memory.get(dst, peer, offset)
     return dst

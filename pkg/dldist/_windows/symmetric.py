@@ -76,4 +76,4 @@ def handle_of(group: _core.Group, address: int, nbytes: int) -> tuple[SymmetricM
             offset = address - memory.buffer_ptrs[memory.rank]
             if 0 <= offset <= memory.buffer_size - nbytes:
                 return memory, offset
-    raise _core.DistArgumentError("get(): argument 'src' has no handle of this group: expected memory of a tensor passed to rendezvous() with it")
+    raise _core.DistArgumentError("get(): argument 'src' has no handle of this group: got other memory, expected a tensor of rendezvous()")

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist._base.array_types import Tensor
 from dldist._base.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType, timeout_of
 from dldist._base.works import PythonCallbackWork, done_work
@@ -91,17 +92,16 @@ class Window:
         """
         memory = self._registered("put")
         dtype = _core._describe_tensor(tensor, False)["dtype"]
-        if 0 <= dst_rank < len(self._layouts) and self._layouts[dst_rank][0] != dtype:
-            raise _core.DistTypeError(
-                f"put(): argument 'tensor' has another dtype: got {dtype}, expected {self._layouts[dst_rank][0]}, as on rank {dst_rank}"
-            )
+        expected = self._layouts[_check_rank("dst_rank", dst_rank, len(self._layouts))][0]
+        if dtype != expected:
+            raise _core.DistTypeError(f"put(): argument 'tensor' has another dtype: got {dtype}, expected {expected}, as on rank {dst_rank}")
         work = memory.put(tensor, dst_rank, target_offset_nelems, timeout=_timeout(opts), async_op=async_op)
         return work if work is not None else done_work([])
 
     def map_remote_tensor(self, rank: int) -> _core.SharedArray:
         """Return a view of a rank's tensor on this host, valid even after the rank has ended."""
         memory = self._registered("map_remote_tensor")
-        dtype, shape = self._layouts[_check_rank("map_remote_tensor", rank, len(self._layouts))]
+        dtype, shape = self._layouts[_check_rank("rank", rank, len(self._layouts))]
         return memory.get_buffer(rank, shape, dtype)
 
     def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
@@ -122,7 +122,7 @@ class Window:
     def get_attr(self, peer_rank: int) -> WindowAttr:
         """Return the way in which this rank accesses another rank's memory."""
         pointers = self._registered("get_attr").buffer_ptrs
-        is_mapped = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
+        is_mapped = pointers[_check_rank("peer_rank", peer_rank, len(pointers))] != 0
         return WindowAttr(WindowAccessType.UNIFIED if is_mapped else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
 
     def _registered(self, call: str) -> _core.Window:
@@ -181,7 +181,7 @@ def _whole_ms(timeout: timedelta) -> int:
     return ceil(timeout.total_seconds() * 1000)
 
 
-def _check_rank(call: str, rank: int, size: int) -> int:
-    if not 0 <= rank < size:
-        raise _core.DistArgumentError(f"{call}(): invalid rank: got {rank}, expected 0 to {size - 1}")
+def _check_rank(name: str, rank: int, size: int) -> int:
+    if not hasattr(rank, "__index__") or not 0 <= rank < size:
+        raise _core.DistArgumentError(f"{argument_names.title(name)} is an invalid rank: got {rank!r}, expected 0 to {size - 1}")
     return rank

@@ -586,9 +586,7 @@ def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: i
     if len(sizes) != form.size or len(numbers) != form.size:
         raise ValueError(f"{form.name}(): argument '{argument}': got {sizes}, expected {form.size} sizes of 0 or more, one for each rank")
     if argument == "input_split_sizes" and sum(numbers) != form.shape[axis]:
-        raise ValueError(
-            f"{form.name}(): argument '{argument}' has another sum: got {sum(numbers)} ({numbers}), expected {form.shape[axis]}, as axis {axis}"
-        )
+        raise ValueError(f"{form.name}(): argument '{argument}' has another sum: got {sum(numbers)}, expected {form.shape[axis]}, as axis {axis}")
     return numbers
 
 

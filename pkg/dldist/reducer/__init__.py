@@ -23,19 +23,11 @@ from typing import Any
 from dldist import _core
 from dldist._api.groups import get_backend
 from dldist._backends import sparse
-from dldist._base import arrays
+from dldist._base import argument_names, arrays
+from dldist._base.options import as_int
 from dldist.functional.form import as_index, operations_of
 from dldist.reducer.autograd import Autograd, are_leaves, tensors_of
-from dldist.reducer.buckets import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    Bucket,
-    Parameter,
-    Slot,
-    SparseBucket,
-    SparseSlot,
-    allocator_of,
-)
+from dldist.reducer.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Parameter, Slot, SparseBucket, SparseSlot, allocator_of
 from dldist.reducer.buckets import compute_bucket_assignment_by_size as _compute_bucket_assignment_by_size
 from dldist.reducer.c10d import C10dMethods, _register_builtin_comm_hook, _register_comm_hook
 from dldist.reducer.comm import GradBucket, collect, is_pending
@@ -132,7 +124,7 @@ class Reducer(C10dMethods):
         timeout: Timeout | None = None,
     ) -> None:
         if op not in ("avg", "sum"):
-            raise ValueError(f"Reducer(): argument 'op' must be \"avg\" or \"sum\", not {op!r}")
+            raise ValueError(f"Reducer(): argument 'op' is unknown: got {op!r}, expected 'avg' or 'sum'")
         names = param_to_name_mapping or {}
         self._parameters = [Parameter(index, x, names.get(index)) for index, x in enumerate(params)]
         _check_parameters(self._parameters)
@@ -267,7 +259,7 @@ class Reducer(C10dMethods):
         parameters = self._parameters if tensors is None else [Parameter(index, x) for index, x in enumerate(tensors)]
         if any(parameter.is_template for parameter in parameters):
             raise ValueError("broadcast_parameters(): argument 'tensors': got only shapes of parameters, expected arrays")
-        return broadcast(self._operations, parameters, buffer_size, src, self._timeout)
+        return broadcast(self._operations, parameters, as_int("broadcast_parameters(): argument 'buffer_size'", buffer_size), src, self._timeout)
 
     def prepare_for_forward(self) -> None:
         """Record the start of a forward pass, for the statistics. Optional."""
@@ -375,9 +367,7 @@ class Reducer(C10dMethods):
         """
         slot = self._unmarked_slot("mark_unused", index)
         if not self._detects_unused:
-            raise RuntimeError(
-                f"mark_unused(): got parameter {slot.parameter} without find_unused_parameters; pass find_unused_parameters=True to Reducer"
-            )
+            raise RuntimeError(f"mark_unused(): got parameter {slot.parameter} without find_unused_parameters=True in Reducer()")
         self._mark_slot_unused(slot)
 
     @property
@@ -407,13 +397,13 @@ class Reducer(C10dMethods):
 
     def _copy_gradient(self, slot: Slot, gradient: Any) -> None:
         """Copy the caller's gradient into the bucket."""
-        parameter = slot.parameter
+        param = slot.parameter
         family = arrays.find_family(gradient)
         if family is None:
-            raise TypeError(f"mark_ready(): argument 'gradient' of parameter {parameter} must be an array, not {type(gradient).__name__}")
+            raise TypeError(f"{argument_names.title('gradient')} of parameter {param} must be an array, not {type(gradient).__name__}")
         shape = family.shape(gradient)
-        if shape != parameter.shape:
-            raise ValueError(f"mark_ready(): argument 'gradient' of parameter {parameter} has another shape: got {shape}, expected {parameter.shape}")
+        if shape != param.shape:
+            raise ValueError(f"{argument_names.title('gradient')} of parameter {param} has another shape: got {shape}, expected {param.shape}")
         self._copy_into_bucket(slot, family.source(gradient))
         if self._is_sync:
             slot.gradient = gradient
@@ -616,9 +606,7 @@ class Reducer(C10dMethods):
         """
         gradients = list(gradients)
         if len(gradients) != len(self._slots):
-            raise ValueError(
-                f"reduce(): argument 'gradients' has another length: got {len(gradients)}, expected {len(self._slots)}, one for each parameter"
-            )
+            raise ValueError(f"reduce(): argument 'gradients' has another length: got {len(gradients)}, expected {len(self._slots)}")
         self.prepare_for_backward()
         try:
             for bucket in self._buckets:
@@ -763,9 +751,7 @@ def _check_parameters(parameters: Sequence[Parameter]) -> None:
 
 def _check_sparse(expects_sparse: Sequence[bool], parameters: Sequence[Parameter], has_autograd: bool) -> None:
     if any(expects_sparse) and not has_autograd:
-        raise ValueError(
-            "Reducer(): argument 'expect_sparse_gradients': got sparse gradients of other parameters, expected only leaves of PyTorch's autograd"
-        )
+        raise ValueError("Reducer(): argument 'expect_sparse_gradients': got sparse gradients of other parameters, expected leaves of autograd")
     if expects_sparse and len(expects_sparse) != len(parameters):
         raise ValueError(f"Reducer(): argument 'expect_sparse_gradients' has another length: got {len(expects_sparse)}, expected {len(parameters)}")
 
@@ -788,9 +774,7 @@ def _check_buckets(bucket_indices: Sequence[Sequence[int]] | None, parameters: S
     for number, indices in enumerate(bucket_indices):
         dtypes = {parameters[index].dtype for index in indices}
         if len(dtypes) > 1:
-            raise _core.DistArgumentError(
-                f"Reducer(): argument 'bucket_indices[{number}]' has several dtypes: got {', '.join(sorted(dtypes))}, expected one"
-            )
+            raise _core.DistArgumentError(f"Reducer(): argument 'bucket_indices[{number}]' has several dtypes: got {sorted(dtypes)}, expected one")
 
 
 def _backend_name(process_group: Any) -> str:

@@ -161,9 +161,7 @@ class Autograd:
                 self._torch.empty((1, 0), dtype=self._torch.int64), like.detach().new_empty((0, *like.shape[1:])), like.shape
             )
         elif grad.layout is not self._torch.sparse_coo:
-            raise RuntimeError(
-                f"the gradient of parameter {slot.parameter} is dense, expected sparse, as expect_sparse_gradients was passed to Reducer"
-            )
+            raise RuntimeError(f"the gradient of parameter {slot.parameter} is dense, expected sparse, as expect_sparse_gradients was passed")
         slot.sent = grad
         if self.sparse_metadata:
             slot.rows, slot.sent = self._rows_of(slot, grad.coalesce())

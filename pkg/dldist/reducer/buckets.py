@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dldist import _core
-from dldist._base import arrays
+from dldist._base import argument_names, arrays
 from dldist._base.arrays import private_memory
 
 Allocate = Callable[[int, str], _core.SharedArray]
@@ -39,7 +39,8 @@ class Parameter:
         family = arrays.find_family(like)
         self.is_template = family is None
         if self.is_template and not (hasattr(like, "shape") and hasattr(like, "dtype")):
-            raise TypeError(f"parameter {index} must be an array, or have a shape and a dtype, not {type(like).__name__}")
+            where = argument_names.title(f"params[{index}]")
+            raise TypeError(f"{where} must be an array, or have a shape and a dtype, not {type(like).__name__}")
         self.prototype = arrays.prototype_of(like) if self.is_template else like
         self.family = family or arrays.family_of(self.prototype, "Reducer")
         seen = _core._describe_tensor(self.family.source(self.prototype), False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist.reshard.placements import Sharding
 
 
@@ -48,8 +49,8 @@ class Layout:
         if not arrays:
             raise _core.DistArgumentError("Layout(): argument 'arrays' is empty: got 0 arrays, expected at least 1")
         self.arrays = {
-            name: ArraySpec(tuple(int(length) for length in shape), dtype_name(dtype), Sharding(mesh, placements))
-            for name, (shape, dtype, placements) in arrays.items()
+            name: argument_names.convert(f"arrays[{name!r}]", lambda spec: _spec(mesh, *spec), spec, "(shape, dtype, placements)")
+            for name, spec in arrays.items()
         }
         for name, spec in self.arrays.items():
             try:
@@ -77,6 +78,10 @@ class Layout:
             {'w': (1,)}
         """
         return {name: spec.sharding.local_shape(spec.shape, rank) for name, spec in self.arrays.items()}
+
+
+def _spec(mesh: Any, shape: Any, dtype: Any, placements: Any) -> ArraySpec:
+    return ArraySpec(argument_names.integers("shape", shape), dtype_name(dtype), Sharding(mesh, placements))
 
 
 def dtype_name(dtype: Any) -> str:

@@ -9,17 +9,16 @@ of ranks has its own group, so a lost rank affects only the ranks that need it.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NoReturn
 
 from dldist import _core
 from dldist._base import argument_names, arrays
 from dldist._base.array_types import Tensor, Timeout
+from dldist._base.options import as_int, to_timedelta
 from dldist.reshard import memory
 from dldist.reshard.layouts import Layout
 from dldist.reshard.participants import Participants
@@ -206,9 +205,7 @@ class Link:
                 the other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
-            raise _core.DistArgumentError(
-                "receive(): got a rank that is a source, expected only a destination; a rank on both sides calls exchange()"
-            )
+            raise _core.DistArgumentError("receive(): got a source, expected only a destination; a rank on both sides calls exchange()")
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:
@@ -290,22 +287,20 @@ class Link:
         return Pushed(version, nbytes, tuple(sender.lost for sender in self._senders if sender.lost is not None))
 
     def _next_version(self, version: int | None) -> int:
-        number = self._started_version + 1 if version is None else int(version)
+        where = argument_names.title("version")
+        number = self._started_version + 1 if version is None else as_int(where, version)
         if number <= self._pushed_version or number < self._started_version:
-            raise _core.DistArgumentError(
-                f"push(): 'version' must grow: got {number}, expected {max(self._pushed_version + 1, self._started_version)} or more"
-            )
+            least = max(self._pushed_version + 1, self._started_version)
+            raise _core.DistArgumentError(f"{where} must grow: got {number}, expected {least} or more")
         if number > LAST_VERSION:
-            raise _core.DistArgumentError(f"push(): argument 'version' is too large: got {number}, expected at most {LAST_VERSION}")
+            raise _core.DistArgumentError(f"{where} is too large: got {number}, expected at most {LAST_VERSION}")
         return number
 
     def _check_arrays(self, call: str, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
         """Check the arrays against the layout, and return them as NumPy views (memory.raw_view)."""
         specs = self._layout.arrays
         if set(arrays) != set(specs):
-            raise _core.DistArgumentError(
-                f"{call}(): argument 'arrays' has other names than the layout: got {sorted(arrays)}, expected {sorted(specs)}"
-            )
+            raise _core.DistArgumentError(f"{call}(): argument 'arrays' has other names: got {sorted(arrays)}, expected {sorted(specs)}")
         assert self._source_number is not None
         views = {}
         for name, spec in specs.items():
@@ -429,7 +424,4 @@ def _append_outcome(outcome: list[Any], call: Any, *arguments: Any) -> None:
 
 
 def _seconds(timeout: Timeout) -> float:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if math.isnan(seconds):
-        raise _core.DistArgumentError(f"{argument_names.title('timeout')} is not a valid time: got nan, expected a number of seconds")
-    return seconds if math.isfinite(seconds) else FOREVER.total_seconds()
+    return min(to_timedelta(timeout), FOREVER).total_seconds()

@@ -55,15 +55,11 @@ class Participants:
             if self._descriptions[rank][side] != first_description:
                 other_layout = layouts.layout_from_dict(self._descriptions[rank][side])
                 text = layouts.difference(layouts.layout_from_dict(first_description), other_layout)
-                _mismatch(
-                    f"layouts of the {side} differ between ranks {ranks[0]} and {rank}: {text or 'placements or meshes differ'}"
-                )
+                _mismatch(f"layouts of the {side} differ between ranks {ranks[0]} and {rank}: {text or 'placements or meshes differ'}")
         layout = layouts.layout_from_dict(first_description)
         if layout.size != len(ranks):
             mesh = next(iter(layout.arrays.values())).sharding.mesh
-            _mismatch(
-                f"the {side} has another number of ranks: got {len(ranks)} ({ranks}), expected {layout.size} for the mesh {mesh}"
-            )
+            _mismatch(f"the {side} has another number of ranks: got {len(ranks)} ({ranks}), expected {layout.size} for the mesh {mesh}")
         return layout
 
     def are_on_same_host(self, rank: int, other_rank: int) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dldist import _core
+from dldist._base import argument_names
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -88,13 +89,11 @@ class Sharding:
     placements: tuple[Placement, ...]
 
     def __init__(self, mesh: int | Sequence[int], placements: Sequence[Any]) -> None:
-        axes = (mesh,) if isinstance(mesh, int) else tuple(int(length) for length in mesh)
+        axes = (mesh,) if isinstance(mesh, int) else argument_names.integers("mesh", mesh)
         if not axes or min(axes) < 1:
-            raise _core.DistArgumentError(f"Sharding(): argument 'mesh' must have axes of 1 rank or more, not {axes}")
+            raise _core.DistArgumentError(f"{argument_names.title('mesh')} is not valid: got {axes}, expected axes of 1 rank or more")
         if len(placements) != len(axes):
-            raise _core.DistArgumentError(
-                f"Sharding(): argument 'placements' has another length: got {len(placements)}, expected {len(axes)}, one for each axis of the mesh"
-            )
+            raise _core.DistArgumentError(f"Sharding(): argument 'placements' has another length: got {len(placements)}, expected {len(axes)}")
         object.__setattr__(self, "mesh", axes)
         object.__setattr__(self, "placements", tuple(_placement_of(placement) for placement in placements))
 
@@ -121,7 +120,7 @@ class Sharding:
             >>> Sharding(3, [Shard(0)]).runs((10, 4), 2)
             (((8, 2),), ((0, 4),))
         """
-        runs: list[Runs] = [((0, length),) for length in shape]
+        runs: list[Runs] = [((0, length),) for length in argument_names.integers("shape", shape)]
         for length, coordinate, placement in zip(self.mesh, self._coordinates(rank), self.placements):
             if isinstance(placement, Replicate):
                 continue
@@ -148,9 +147,8 @@ class Sharding:
 
     def _coordinates(self, rank: int) -> list[int]:
         if not 0 <= rank < self.size:
-            raise _core.DistArgumentError(
-                f"Sharding: argument 'rank' is out of range: got {rank}, expected 0 to {self.size - 1} for a mesh of {self.mesh}"
-            )
+            where = argument_names.title("rank")
+            raise _core.DistArgumentError(f"{where} is out of range: got {rank}, expected 0 to {self.size - 1} for a mesh of {self.mesh}")
         coordinates = []
         for length in reversed(self.mesh):
             rank, coordinate = divmod(rank, length)
@@ -159,9 +157,7 @@ class Sharding:
 
     def _dim(self, placement: Shard | StridedShard, ndim: int) -> int:
         if not -ndim <= placement.dim < ndim:
-            raise _core.DistArgumentError(
-                f"Sharding: the dimension of {placement} is out of range: got {placement.dim}, expected {-ndim} to {ndim - 1}"
-            )
+            raise _core.DistArgumentError(f"the dimension of {placement} is out of range: got {placement.dim}, expected {-ndim} to {ndim - 1}")
         return placement.dim % ndim
 
 
@@ -175,9 +171,7 @@ def _placement_of(placement: Any) -> Placement:
         return Replicate()
     if _is_true(placement, "is_shard"):
         return Shard(int(placement.dim))
-    raise _core.DistTypeError(
-        f"Sharding(): argument 'placements': got {placement!r}, expected Shard, StridedShard or Replicate; reduce Partial first"
-    )
+    raise _core.DistTypeError(f"Sharding(): argument 'placements': got {placement!r}, expected Shard, StridedShard, Replicate; reduce Partial first")
 
 
 def _is_true(placement: Any, method_name: str) -> bool:

@@ -25,6 +25,7 @@ from itertools import product
 from typing import TypeAlias
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist._base.rank_lists import read_ranks
 from dldist.reshard.placements import Sharding
 
@@ -152,15 +153,13 @@ def plan(
     destinations = _check_ranks("destination", destination_numbers, destination)
     host_by_rank = hosts or {}
     rank_hosts = tuple(host_by_rank.get(rank) for rank in (*sources, *destinations))
-    return _plan(tuple(int(length) for length in shape), source, destination, sources, destinations, rank_hosts)
+    return _plan(argument_names.integers("shape", shape), source, destination, sources, destinations, rank_hosts)
 
 
 def _check_ranks(side: str, ranks: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
-    ranks = tuple(int(rank) for rank in read_ranks(ranks, sharding.size))
+    ranks = argument_names.integers(f"{side}_ranks", read_ranks(ranks, sharding.size))
     if len(ranks) != sharding.size or len(set(ranks)) != len(ranks):
-        raise _core.DistArgumentError(
-            f"plan(): argument '{side}_ranks': got {ranks}, expected {sharding.size} different ranks for a mesh of {sharding.mesh}"
-        )
+        raise _core.DistArgumentError(f"plan(): argument '{side}_ranks': got {ranks}, expected {sharding.size} different ranks")
     return ranks
 
 

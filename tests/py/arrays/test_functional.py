@@ -173,7 +173,7 @@ REFUSALS = {
     "list": ("TypeError", "not list"),
     "none": ("TypeError", "broadcast(): argument 'x' must be an array"),
     "objects": ("TypeError", "has an unsupported dtype"),
-    "leaf": ("TypeError", "all_reduce_tree(): argument 'x' must be an array"),
+    "leaf": ("TypeError", "all_reduce_tree(): argument 'tree' must be an array"),
     "keys": ("TypeError", "keys without an order"),
     "axis": ("ValueError", "argument 'axis' is out of range: got 2, expected -2 to 1 for shape (3, 4)"),
     "negative axis": ("ValueError", "argument 'axis' is out of range: got -3"),

@@ -360,7 +360,7 @@ def test_wrong_calls_are_rejected_immediately():
     layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
     with dldist.World() as world, Link(world, source=layout) as link:
         for arrays, text in (
-            ({}, "other names than the layout"),
+            ({}, "'arrays' has other names: got"),
             ({"w": np.zeros(3, "float32")}, r"'w' does not fit the layout: got float32 \(3,\), expected float32 \(4,\)"),
             ({"w": np.zeros(4, "int32")}, "got int32"),
         ):

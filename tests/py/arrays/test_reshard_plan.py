@@ -147,7 +147,7 @@ def test_torch_placements_split_as_in_torch():
 
 
 @pytest.mark.parametrize("call, text", [
-    (lambda: Sharding(2, []), "got 0, expected 1, one for each axis"),
+    (lambda: Sharding(2, []), "'placements' has another length: got 0, expected 1"),
     (lambda: Sharding((0,), [Shard(0)]), "axes of 1 rank or more"),
     (lambda: Sharding(2, ["rows"]), "'rows'"),
     (lambda: Sharding(2, [Shard(0)]).runs((4,), 2), "got 2, expected 0 to 1"),

@@ -555,7 +555,7 @@ def bad_memory(world):
         (17, TypeError, "must be a tensor"),
     ]:
         error = error_of(world.rendezvous, memory)
-        assert isinstance(error, kind) and "'memory'" in str(error) and text in str(error), error
+        assert isinstance(error, kind) and "'array'" in str(error) and text in str(error), error
     error = error_of(_core.Window, world, pad_size=-1)
     assert isinstance(error, ValueError)
     for bad in ({"memory": 17}, {"pad_size": 2048.5}, {"pad_size": 2**70}, {"timeout": "soon"}):
