@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
-from dldist._base import settings
+from dldist._base import argument_names, settings
 
 __all__ = [
     "default_path",
@@ -71,7 +71,7 @@ def dump(
     if path is None and _writer is not None:
         _writer(_core._dump_recorder(json, entries, stacks, only_active))
         return ""
-    name = default_path() if path is None else os.fspath(path)
+    name = default_path() if path is None else argument_names.convert("path", os.fspath, path, "a path")
     _core._dump_recorder(json, entries, stacks, only_active, name)
     return name
 

@@ -316,9 +316,7 @@ def meet(
     if endpoint is None:
         endpoint = _find_endpoint(init_method, rank, world_size, timeout, store)
     if not 0 <= endpoint.rank < endpoint.world_size:
-        raise ValueError(
-            f"argument 'rank' is out of range: got {endpoint.rank}, expected 0 to {endpoint.world_size - 1} (world_size is {endpoint.world_size})"
-        )
+        raise ValueError(f"argument 'rank' is out of range: got {endpoint.rank}, expected 0 to {endpoint.world_size - 1}")
     pause = 0.001
     while True:
         try:

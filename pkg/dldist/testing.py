@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from dldist import _core
 from dldist._base import argument_names
+from dldist._base.options import to_timedelta
 from dldist._launch import child_calls, processes, rank_environment, testing_child
 from dldist._objects import pickling
 
@@ -202,9 +203,7 @@ def _pickled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         try:
             pickle.dumps(value)
         except Exception as error:
-            raise TypeError(
-                f"argument {name!r} cannot be sent to the ranks: got {type(value).__name__}: {error}; create it in the test's body"
-            ) from error
+            raise TypeError(f"argument {name!r} cannot be sent to the ranks: got {type(value).__name__}: {error}; create it in the test") from error
     return pickle.dumps((args, kwargs))
 
 
@@ -219,6 +218,8 @@ def _run(
 ) -> list[Any]:
     if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(f"{argument_names.title('nranks')} is out of range: got {nranks!r}, expected 1 or more")
+    to_timedelta(timeout)  # checks it
+    env = argument_names.convert("env", lambda each: {os.fsdecode(k): os.fsdecode(v) for k, v in dict(each).items()}, env or {}, "texts by name")
     store, environments = rank_environment.serve_store(nranks)
     job = pickle.dumps(
         {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
@@ -226,7 +227,7 @@ def _run(
     ranks: list[_Rank] = []
     try:
         for number, place in enumerate(environments):
-            ranks.append(_Rank(number, {**os.environ, **place, **(env or {})}, job))
+            ranks.append(_Rank(number, {**os.environ, **place, **env}, job))
         _wait(ranks, timeout)
     finally:
         for rank in ranks:

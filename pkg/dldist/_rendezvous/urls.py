@@ -78,9 +78,7 @@ class ServerEndpoint(Endpoint):
                 return _serve_on(self.listen_fd, self.host, self.port, options)
             return _serve(self.host, self.port, options)
         if self.port == 0:
-            raise ValueError(
-                f"argument 'port' of rank {self.rank}: got 0, expected rank 0's port (its store.port); only rank 0 can take any free port"
-            )
+            raise ValueError(f"argument 'port' of rank {self.rank}: got 0, expected rank 0's port (its store.port); only rank 0 can take a free port")
         store = _core.TCPStore(self.host, self.port, **options)
         return _core.PrefixStore(prefix, store) if self.has_agent and (prefix := _attempt_prefix()) else store
 

@@ -85,9 +85,7 @@ def world_endpoint(rank: int, world_size: int) -> MPIEndpoint:
     endpoint = MPIEndpoint(carriers.library("mpi"))
     _check_world(endpoint)
     if rank not in (-1, endpoint.rank) or world_size not in (-1, endpoint.world_size):
-        raise ValueError(
-            f"arguments 'rank' and 'world_size' differ from MPI's: got {rank} of {world_size}, expected {endpoint.rank} of {endpoint.world_size}"
-        )
+        raise ValueError(f"'rank' and 'world_size' differ from MPI's: got {rank} of {world_size}, expected {endpoint.rank} of {endpoint.world_size}")
     return endpoint
 
 

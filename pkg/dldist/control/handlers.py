@@ -126,7 +126,7 @@ def get_handler(name: str) -> Handler:
     try:
         return _handlers[name][0]
     except KeyError:
-        raise ValueError(f"Failed to find handler {name}") from None
+        raise ValueError(f"get_handler(): argument 'name': Failed to find handler {name}: got {name!r}, expected one of {list(_handlers)}") from None
 
 
 def handler_names() -> list[str]:

@@ -234,8 +234,8 @@ def _parse(query: bytes) -> dict[bytes, bytes]:
 def _call(name: str, request: ReceivedRequest) -> BufferedResponse:
     try:
         handler = get_handler(name)
-    except ValueError as error:
-        return _Refusal(404, f"Handler {name} not found: {error}").response
+    except ValueError:
+        return _Refusal(404, f"Handler {name} not found: Failed to find handler {name}").response
     response = BufferedResponse()
     try:
         handler(request, response)

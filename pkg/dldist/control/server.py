@@ -14,7 +14,7 @@ import weakref
 from contextlib import suppress
 from types import TracebackType
 
-from dldist._base import settings
+from dldist._base import argument_names, settings
 from dldist.control.http import Connection
 
 CONNECTIONS = 32
@@ -45,7 +45,8 @@ def token(secret: str | None = None) -> str:
     """
     if secret is None:
         secret = os.fsdecode(settings.secret())
-    return hmac.new(os.fsencode(secret), _PURPOSE, hashlib.sha256).hexdigest() if secret else ""
+    key = argument_names.convert("secret", os.fsencode, secret, "text")
+    return hmac.new(key, _PURPOSE, hashlib.sha256).hexdigest() if key else ""
 
 
 class _ServerState:
@@ -235,7 +236,7 @@ def serve(
     """
     server = Server()
     if path is not None:
-        name = os.fspath(path)
+        name = argument_names.convert("path", os.fspath, path, "a path")
         server._start(_bind_path(name), name, "")
         return server
     bearer_token = token(secret)
@@ -269,6 +270,8 @@ def _bind_path(path: str) -> socket.socket:
 
 
 def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
+    if not isinstance(host, str):
+        raise TypeError(f"{argument_names.title('host')} must be str, not {type(host).__name__}")
     try:
         if not 0 <= port <= 65535:
             raise OSError(f"argument 'port' must be 0 to 65535, not {port}")

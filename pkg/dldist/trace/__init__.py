@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dldist import __version__
+from dldist._base import argument_names
 from dldist.trace import causes, match, model, p2p, report
 from dldist.trace import read as trace_read
 from dldist.trace import timeline as trace_timeline
@@ -67,7 +69,7 @@ class Analysis:
 
     def text(self, last: int = 0) -> str:
         """Return the full report, with a table of each group's last `last` collectives."""
-        return report.text(self, last)
+        return report.text(self, argument_names.convert("last", operator.index, last, "a number of collectives"))
 
     def timeline(self) -> dict[str, Any]:
         """Return a timeline in Chrome's trace event format, to be written with json.dump()."""
@@ -112,6 +114,7 @@ def analyse(
     collective `slow_s` seconds after the other ranks. Raises DumpError if no dump is readable; the
     result lists unreadable dumps.
     """
+    slow_s = argument_names.convert("slow_s", lambda seconds: seconds + 0.0, slow_s, "a number of seconds")
     found, unreadable = _read(dumps, prefix)
     case = model.build(found, unreadable)
     analysis = Analysis(case, unreadable)
@@ -150,6 +153,8 @@ def _read(dumps: Any, prefix: str | None) -> tuple[dict[int, Dump], dict[int, st
 
 
 def _parsed(data: Any, rank: int) -> Dump:
+    if not isinstance(data, (Dump, dict)):
+        data = argument_names.convert("dumps", memoryview, data, "bytes, a dict or a Dump")
     return data if isinstance(data, Dump) else trace_read.parse(data, rank)
 
 

@@ -92,7 +92,7 @@ AT_NEXT = {
     "parameter without value": ("tcp://127.0.0.1:23456?rank&world_size=1", "rank must be an integer, not ''"),
     "range backwards": ("tcp://127.0.0.1:7-5?job=a&rank=0&world_size=1", "invalid range of ports: got 7-5"),
     "range without job": ("tcp://127.0.0.1:5-7?rank=0&world_size=1", "got a range of ports without job=NAME"),
-    "port 0 of another": ("tcp://127.0.0.1:0?rank=1&world_size=2", "only rank 0 can take any free port"),
+    "port 0 of another": ("tcp://127.0.0.1:0?rank=1&world_size=2", "only rank 0 can take a free port"),
     "no such descriptor": ("tcp://127.0.0.1:9?rank=0&world_size=1&listen_fd=9999", "listen_fd is not an open descriptor: got 9999"),
 }
 
