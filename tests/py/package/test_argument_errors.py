@@ -64,7 +64,7 @@ class Walk:
     def function(self, call):
         owner, _, name = call.rpartition(".")
         if inspect.isclass(self.calls.get(owner)):
-            return getattr(self.world.instance(owner), name)
+            return getattr(self.world.instance(owner, call), name)
         return self.calls[call]
 
     def arguments(self, call, parameters, wrong_name, label, wrong):
@@ -151,7 +151,7 @@ def shows_both(text, wrong, is_type_error):
     """Return True if the text has the value that the call got and the value that it expected."""
     if is_type_error and re.search(r"must be .*, not ", text):  # CPython's form
         return True
-    return "expected" in text and ("got " in text or repr(wrong) in text)
+    return "expected" in text.lower() and ("got " in text or repr(wrong) in text)
 
 
 @pytest.mark.deadline(240)
@@ -172,7 +172,6 @@ def test_mistakes_in_arguments_are_reported(tmp_path, monkeypatch):
         walk.spoil()
     counts = Counter(problem for _, problem, _ in walk.faults)
     print(f"{len(walk.calls)} calls, {walk.tries} mistakes, {dict(counts)}")
-    over = {problem for problem in counts if counts[problem] > recipes.BUDGET.get(problem, 0)}
-    assert [f"{where}: {problem}: {text}" for where, problem, text in walk.faults if problem in over] == []
-    assert [row for row in recipes.ALLOWED if row not in walk.used and row.problem not in recipes.BUDGET] == [], "no longer needed"
+    assert [f"{where}: {problem}: {text}" for where, problem, text in walk.faults] == []
+    assert [row for row in recipes.ALLOWED if row not in walk.used] == [], "no longer needed"
     assert [name for name in recipes.NOT_WALKED if name not in walk.calls] == [], "no longer public"
