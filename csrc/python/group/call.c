@@ -296,16 +296,16 @@ run_checked_collective(py_group_call *call, dd_coll_args *args, py_form *form)
 static bool
 check_own_size(const py_group_call *call, const dd_coll_args *args)
 {
-    const py_param *output = &call->params->list[call->params->count - 1];
-    while (output > call->params->list && strncmp(output->name, "output", strlen("output")) != 0) {
-        output--;
-    }
     if (call->operands->inputs.nblocks == 0 || call->operands->outputs.nblocks == 0) {
         return true;
     }
     size_t in = args->inputs[dd_coll_own_input(args->coll, call->group->rank)].nbytes;
     size_t out = args->outputs[dd_coll_own_output(args->coll, call->group->rank)].nbytes;
     if (in != out) {
+        const py_param *output = &call->params->list[call->params->count - 1];
+        while (output > call->params->list && strncmp(output->name, "output", strlen("output")) != 0) {
+            output--;
+        }
         py_raise_argument(
             call->group->state, call->params->function, output->name,
             "has a wrong size: got %zu bytes for this rank's own data, expected %zu as in its input", out,
