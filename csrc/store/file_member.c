@@ -277,7 +277,7 @@ try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
 /* Return true if the content belongs to this job although no process has the file open: ranks that
  * started early have finished their work and left cleanly, and others have not joined yet. */
 static bool
-is_stale_file(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
+can_continue_run(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
     return state == DD_FILE_HEADER_VALID && world_size >= 0 && header->world_size == world_size &&
            header->left == header->joined && header->joined < (uint64_t)world_size;
@@ -341,7 +341,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     if (alone == LOCK_BUSY) {
         status = check_live(member, state, world_size, &header, err);
-    } else if (!is_stale_file(state, &header, world_size)) {
+    } else if (!can_continue_run(state, &header, world_size)) {
         DD_LOG(DD_LOG_INFO, "%s: starting a run, world size %lld%s", member->where, (long long)world_size,
                start.len > 0 ? "; dropped the data of an earlier run" : "");
         status = start_run(member, world_size, &header, err);

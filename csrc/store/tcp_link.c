@@ -12,9 +12,9 @@
 #include <string.h>
 
 #define CONNECT_TRY_NS (5 * DD_NS_PER_S)
-#define FIRST_RETRY_NS (250 * DD_NS_PER_US)
+#define SHORTEST_RETRY_NS (250 * DD_NS_PER_US)
 /* Longest pause between attempts: short for a late server, long enough for thousands of clients. */
-#define LAST_RETRY_NS (20 * DD_NS_PER_MS)
+#define LONGEST_RETRY_NS (20 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
 #define RETAINED_MAX_BYTES ((size_t)64 << 10)
 
@@ -481,7 +481,7 @@ dd_status
 tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err)
 {
     dd_error reason = {0};
-    for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
+    for (int64_t pause_ns = SHORTEST_RETRY_NS;; pause_ns *= pause_ns < LONGEST_RETRY_NS ? 2 : 1) {
         bool is_own = false;
         dd_status status = try_addresses(link, target, wait, &is_own, &reason);
         /* Do not retry if a known server is lost: it will not return with its data. But retry a
@@ -489,7 +489,7 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
         if (!is_worth_retrying(status) || (target->is_known && !link->is_rejected) || is_own) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
-        status = dd_wait_sleep(wait, pause_ns < LAST_RETRY_NS ? pause_ns : LAST_RETRY_NS, err);
+        status = dd_wait_sleep(wait, pause_ns < LONGEST_RETRY_NS ? pause_ns : LONGEST_RETRY_NS, err);
         if (status != DD_OK) {
             return status;
         }
