@@ -59,6 +59,7 @@ call_on_message_done(dd_message *message, const dd_error *error)
     group_call *call = message->owner;
     dd_group *group = call->group;
     call->work.source_rank = message->source;
+    call->work.tag = message->is_send ? message->tag : message->sent_tag;
     call->work.nbytes = message->received;
     if (message->rank == DD_ANY_RANK && error == NULL && call->record != DD_NO_RECORD) {
         dd_recorder_set_peer(dd_recorder_of_group(group->recorder_group), call->record, message->source);
@@ -76,7 +77,7 @@ call_on_message_done(dd_message *message, const dd_error *error)
 static void
 init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call_options *options)
 {
-    init_call(call, group, p2p->is_send ? "send" : "recv", options);
+    init_call(call, group, p2p->is_send ? "send" : p2p->is_peek ? "probe" : "recv", options);
     call->is_message = true;
     call->is_send = p2p->is_send;
     call->is_quick = true;
@@ -88,6 +89,8 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
                                  .rank = p2p->rank,
                                  .tag = p2p->tag,
                                  .channel = p2p->channel,
+                                 .is_any_tag = p2p->is_any_tag,
+                                 .is_peek = p2p->is_peek,
                                  .data = p2p->block.data,
                                  .nbytes = p2p->block.nbytes,
                                  .on_done = call_on_message_done,
@@ -109,6 +112,13 @@ call_check_locked(const group_call *call, dd_error *err)
     if ((rank < 0 || rank >= group->size) && (rank != DD_ANY_RANK || call->is_send)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: got %d, expected 0 to %d", label,
                             rank, group->size - 1);
+    }
+    bool is_open_receive = call->is_message && (call->message.is_any_tag || call->message.is_peek);
+    if (is_open_receive && group_carries_messages(group)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "%s: %s is unsupported, as a carrier moves this group's messages: expected a "
+                            "recv with a tag, or a group without a carrier",
+                            label, call->message.is_peek ? "a probe" : "any tag");
     }
     dd_status status = dd_group_check_usable_locked(group, label, err);
     if (status == DD_OK && call->is_message && call->is_send && group->members[rank].has_left) {
@@ -334,17 +344,63 @@ dd_group_exchange(dd_group *group, const void *own, size_t nbytes, void *all, co
     return status;
 }
 
+static dd_p2p_result
+result_of_message(const dd_work *work)
+{
+    return (dd_p2p_result){.source = work->source_rank, .tag = work->tag, .nbytes = work->nbytes};
+}
+
 dd_status
-dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, int *source,
-                      const dd_wait *wait, dd_error *err)
+dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
+                      dd_p2p_result *result, const dd_wait *wait, dd_error *err)
 {
     group_call call;
     init_message(&call, group, p2p, options);
     dd_status status = run_call(&call, wait, err);
     if (status == DD_OK) {
-        *source = call.work.source_rank;
+        *result = result_of_message(&call.work);
     }
     return status;
+}
+
+dd_status
+dd_group_probe(dd_group *group, const dd_p2p *p2p, bool *is_found, dd_p2p_result *result, dd_error *err)
+{
+    group_call call;
+    group_call *calls[] = {&call};
+    const dd_call_options options = {.timeout_ns = -1};
+    const dd_wait no_limit = {.deadline_ns = DD_NEVER_NS};
+    init_message(&call, group, p2p, &options);
+    *is_found = false;
+    dd_status status = group_start_calls(calls, 1, true, &no_limit, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    *is_found = !dd_group_withdraw(group, &call.work);
+    if (!*is_found) {
+        return DD_OK;
+    }
+    *result = result_of_message(&call.work);
+    return dd_work_result(&call.work, err);
+}
+
+bool
+dd_group_withdraw(dd_group *group, dd_work *work)
+{
+    dd_error cause;
+    group_call *call = DD_CONTAINER_OF(work, group_call, work);
+    bool is_withdrawn = false;
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return false;
+    }
+    dd_error_set(&cause, DD_ABORTED, "cancelled before a message matched it");
+    dd_engine_lock(group->engine);
+    if (!dd_work_is_done(work) && call->is_message && !call->is_carried) {
+        is_withdrawn = !dd_context_notify_locked(&call->message) &&
+                       dd_context_withdraw_locked(&call->message, &cause);
+    }
+    dd_engine_unlock(group->engine);
+    return is_withdrawn;
 }
 
 /* ---- asynchronous calls */

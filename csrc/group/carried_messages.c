@@ -19,10 +19,17 @@ dd_group_count_carried(dd_group *group)
     return count;
 }
 
+bool
+group_carries_messages(const dd_group *group)
+{
+    const dd_carrier *carrier = dd_run_carrier(group->run);
+    return carrier != NULL && carrier->ops->has_tag != NULL;
+}
+
 static bool
 takes(const dd_carrier *carrier, const group_call *call)
 {
-    return carrier != NULL && carrier->ops->has_tag != NULL && call->message.channel == 0 &&
+    return group_carries_messages(call->group) && call->message.channel == 0 &&
            carrier->ops->has_tag(carrier, call->message.tag);
 }
 

@@ -176,17 +176,18 @@ expire_message_locked(group_call *call, int64_t now_ns)
     dd_group *group = call->group;
     double elapsed_s = (double)(now_ns - call->work.start_ns) * 1e-9;
     int rank = call->message.rank;
+    char tag[32];
+    group_print_tag(&call->message, tag);
     if (rank == DD_ANY_RANK) {
-        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (tag %llu)",
-                     elapsed_s, (unsigned long long)call->message.tag);
+        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (%s)", elapsed_s, tag);
     } else {
         char rank_name[128];
-        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)", elapsed_s,
+        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (%s)", elapsed_s,
                      group_print_member(group, rank, rank_name), call->message.is_send ? "received" : "sent",
-                     (unsigned long long)call->message.tag);
-        group_add_progress_locked(group, &call->message, &cause);
+                     tag);
         group_blame(group, rank, &cause);
     }
+    group_add_progress_locked(group, &call->message, &cause);
     group_cancel_message_locked(call, &cause);
 }
 

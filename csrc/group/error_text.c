@@ -55,6 +55,17 @@ dd_group_error_about(const dd_group *group, int rank, dd_status code, const char
     return code;
 }
 
+const char *
+group_print_tag(const dd_message *message, char out[32])
+{
+    if (message->is_any_tag) {
+        snprintf(out, 32, "any tag");
+    } else {
+        snprintf(out, 32, "tag %llu", (unsigned long long)message->tag);
+    }
+    return out;
+}
+
 void
 group_append(dd_error *error, const char *text)
 {
@@ -123,14 +134,16 @@ append_own_state(text_line *line, const dd_group *group)
     if (dd_list_is_empty(&group->messages)) {
         return;
     }
+    char tag[32];
     const dd_message *message = &DD_CONTAINER_OF(group->messages.next, group_call, link)->message;
+    const char *label = message->is_send ? "send to" : message->is_peek ? "probe of" : "recv from";
     if (message->channel == GROUP_MONITOR_CHANNEL) {
         append(line, " and was in monitored_barrier");
     } else if (message->rank == DD_ANY_RANK) {
-        append(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);
+        append(line, " and had a %s any rank (%s) under way", label, group_print_tag(message, tag));
     } else {
-        append(line, " and had a %s rank %d (tag %llu) under way", message->is_send ? "send to" : "recv from",
-               message->rank, (unsigned long long)message->tag);
+        append(line, " and had a %s rank %d (%s) under way", label, message->rank,
+               group_print_tag(message, tag));
     }
 }
 
@@ -396,16 +409,63 @@ group_add_loss_locked(const dd_group *group, dd_error *error)
     return to == group->rank ? from : to;
 }
 
+#define UNREAD_TAGS_MAX 8
+
+typedef struct unread_tags {
+    uint64_t tags[UNREAD_TAGS_MAX]; /* different tags, in the order of arrival */
+    int ntags;
+    int nmessages;
+} unread_tags;
+
+static void
+add_unread(void *ctx, uint64_t tag)
+{
+    unread_tags *self = ctx;
+    int i = 0;
+    while (i < self->ntags && self->tags[i] != tag) {
+        i++;
+    }
+    if (i == self->ntags && i < UNREAD_TAGS_MAX) {
+        self->tags[self->ntags++] = tag;
+    }
+    self->nmessages++;
+}
+
+/* Append the unread messages of a rank: "2 messages of rank 1 are unread (tags 3, 5)". */
+static void
+append_unread_locked(text_line *line, const dd_group *group, int rank, uint32_t channel)
+{
+    unread_tags unread = {.ntags = 0};
+    dd_context_visit_unread_locked(group->context, rank, channel, add_unread, &unread);
+    if (unread.nmessages == 0) {
+        return;
+    }
+    append(line, "%s%d message%s of rank %d %s unread (tag%s", line->used > 0 ? ", " : "", unread.nmessages,
+           unread.nmessages > 1 ? "s" : "", rank, unread.nmessages > 1 ? "are" : "is",
+           unread.ntags > 1 ? "s" : "");
+    for (int i = 0; i < unread.ntags; i++) {
+        append(line, "%s %llu", i > 0 ? "," : "", (unsigned long long)unread.tags[i]);
+    }
+    append(line, "%s)", unread.ntags == UNREAD_TAGS_MAX ? ", ..." : "");
+}
+
 void
 group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error)
 {
     text_line line = {.used = 0};
+    bool is_any = message->rank == DD_ANY_RANK;
     if (!message->is_send && message->id != 0) {
         append(&line, "%zu of %zu bytes have arrived", message->moved, message->received);
-    } else if (!append_own_loss_locked(&line, group, message->rank)) {
-        return;
+    } else if (is_any || !append_own_loss_locked(&line, group, message->rank)) {
+        for (int rank = 0; rank < group->size && !message->is_send; rank++) {
+            if (is_any || rank == message->rank) {
+                append_unread_locked(&line, group, rank, message->channel);
+            }
+        }
     }
-    group_append(error, line.text);
+    if (line.used > 0) {
+        group_append(error, line.text);
+    }
 }
 
 /* ---- late ranks */

@@ -161,15 +161,30 @@ typedef struct dd_p2p {
     uint64_t tag; /* any number, equal on both sides */
     dd_block block;
     uint32_t channel; /* must be 0; the group uses other channels internally */
+    bool is_any_tag;  /* only for a receive: accept any tag; `tag` is ignored */
+    bool is_peek;     /* only for a receive without a block: do not take the message */
 } dd_p2p;
+
+/* What a receive has found; for a send, rank and tag of the call. */
+typedef struct dd_p2p_result {
+    int source;
+    uint64_t tag;
+    size_t nbytes;
+} dd_p2p_result;
 
 dd_status dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, dd_work **work,
                        dd_error *err) DD_MUST_CHECK;
 /* Send or receive a message and wait for its end, with the call's own timeout, without allocating.
- * A small message through shared memory needs no system call if the other side is ready. *source is
- * set to the sender. An interrupt aborts the group, because the caller may reuse the memory. */
+ * A small message through shared memory needs no system call if the other side is ready. On success,
+ * sets *result. An interrupt aborts the group, because the caller may reuse the memory. */
 dd_status dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
-                                int *source, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+                                dd_p2p_result *result, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Poll once for a message that `p2p`, a peek, matches. Sets *is_found, and *result if it is true. */
+dd_status dd_group_probe(dd_group *group, const dd_p2p *p2p, bool *is_found, dd_p2p_result *result,
+                         dd_error *err) DD_MUST_CHECK;
+/* Cancel a receive of this group, which ends with DD_ABORTED. Returns false, without effect, if a
+ * message has matched it, the work is done, or it is no receive that can be taken back. */
+bool dd_group_withdraw(dd_group *group, dd_work *work);
 
 /* A barrier in which rank 0 waits for each other rank and then releases them. Rank 0's error names
  * the first missing rank, or all if is_all; the other ranks get the same error. Synchronous. */

@@ -265,6 +265,7 @@ void group_update_task_locked(dd_group *group); /* keeps the task in the engine 
 
 /* Hand a message to the carrier. Return false if the carrier does not support it. */
 bool group_post_carried_locked(group_call *call);
+bool group_carries_messages(const dd_group *group); /* true for messages with the carrier's tags */
 bool group_poll_carried_locked(dd_group *group); /* true if a message has ended */
 void group_poll_carried_call_locked(group_call *call, int npolls);
 bool group_may_nap_locked(dd_group *group); /* false if the carrier's messages need polling */
@@ -337,7 +338,10 @@ const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence)
 /* Append a sentence about ranks whose packets the network loses. Return the rank at the other end
  * of the lossy path, as seen from this rank, or -1 if no loss is known. */
 int group_add_loss_locked(const dd_group *group, dd_error *error);
-/* Append how far a timed-out message got: bytes received, or bytes lost on the network. */
+/* Print "tag 7" or "any tag". */
+const char *group_print_tag(const dd_message *message, char out[32]);
+/* Append how far a timed-out message got: bytes received, or bytes lost on the network. For a
+ * receive, append the tags of the messages that have arrived and do not match it. */
 void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
 
 /* ---- fail.c: failure of a group */

@@ -24,11 +24,11 @@ static dd_status
 run_barrier_message(dd_group *group, const dd_p2p *message, int64_t timeout_ns, const dd_wait *wait,
                     dd_error *err)
 {
-    int source;
+    dd_p2p_result result;
     dd_call_options options = {.timeout_ns = timeout_ns};
     dd_p2p own_message = *message;
     own_message.channel = GROUP_MONITOR_CHANNEL;
-    return dd_group_p2p_and_wait(group, &own_message, &options, &source, wait, err);
+    return dd_group_p2p_and_wait(group, &own_message, &options, &result, wait, err);
 }
 
 static dd_status

@@ -2,7 +2,8 @@
  * and close requires the engine's lock.
  *
  * A message matches a receive of the same (context, sender, kind, tag, channel), first in, first
- * out. Point-to-point receives may accept any sender. Messages of collectives have the sequence
+ * out. Point-to-point receives may accept any sender and any tag. A peek is a receive that takes
+ * nothing: it ends when a matching message is held. Messages of collectives have the sequence
  * number as tag, and the operation's signature, on which both sides must agree. Messages of windows
  * (requests) need no posted receive: the handler supplies the receive when the header arrives.
  *
@@ -32,6 +33,8 @@ struct dd_message {
     int rank; /* number of the other rank; DD_ANY_RANK only in a P2P receive */
     uint64_t tag;
     uint32_t channel;
+    bool is_any_tag; /* only in a P2P receive: matches every tag, and `tag` is ignored */
+    bool is_peek;    /* only in a P2P receive: gets the results, but not the message */
     void *data;
     /* For a send: the size of `data` in bytes. For a receive: the maximum size. A larger message
      * fails with DD_INVALID_ARGUMENT, which names both sizes. A smaller message is accepted for
@@ -44,8 +47,9 @@ struct dd_message {
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;
 
-    int source;      /* result of a receive: the rank that sent the message */
-    size_t received; /* result of a receive: the size of the message in bytes */
+    int source;        /* result of a receive: the rank that sent the message */
+    uint64_t sent_tag; /* result of a receive: the tag of the message */
+    size_t received;   /* result of a receive: the size of the message in bytes */
 
     /* all fields below are private to the transport */
     dd_list link;
@@ -149,6 +153,14 @@ void dd_context_move_send_locked(dd_message *message, void *copy);
  * accessed afterwards. Data still arriving for a receive is dropped; the receiver of a large send
  * is notified. A message that has already ended keeps its result. */
 void dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error);
+
+/* Call `visit` for each held P2P message of `rank` on this channel, in the order of its sends. */
+void dd_context_visit_unread_locked(const dd_context *context, int rank, uint32_t channel,
+                                    void (*visit)(void *ctx, uint64_t tag), void *ctx);
+
+/* Cancel a posted receive that no message has matched yet, and call on_done within this call with
+ * `error`. Returns false, without effect, if a message has matched or the receive has ended. */
+bool dd_context_withdraw_locked(dd_message *message, const dd_error *error);
 
 /* Call `visit` for each held message of the collective with this sequence number whose receive is
  * not posted yet. With this, a starting operation can compare signatures. */

@@ -226,6 +226,7 @@ engine_deliver(held *entry)
             context_take_held(recv, entry);
         } else {
             hold_entry(entry, &context->ranks[frame->source].held);
+            context_end_peeks(context, frame);
         }
     }
 }
@@ -299,6 +300,19 @@ dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
 }
 
 void
+dd_context_visit_unread_locked(const dd_context *context, int rank, uint32_t channel,
+                               void (*visit)(void *ctx, uint64_t tag), void *ctx)
+{
+    const dd_list *list = &context->ranks[rank].held;
+    for (const dd_list *node = list->next; node != list; node = node->next) {
+        const held *entry = DD_CONTAINER_OF(node, held, link);
+        if (entry->frame.kind == DD_MESSAGE_P2P && entry->frame.channel == channel) {
+            visit(ctx, entry->frame.tag);
+        }
+    }
+}
+
+void
 context_release_all_held(dd_context *context)
 {
     for (int rank = 0; rank < context->nranks; rank++) {
@@ -337,4 +351,14 @@ dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_erro
     }
     context->engine->is_wake_due = true;
     message_notify(message);
+}
+
+bool
+dd_context_withdraw_locked(dd_message *message, const dd_error *error)
+{
+    bool is_unmatched = message->is_posted && !message->is_send && message->stage == STAGE_POSTED;
+    if (is_unmatched) {
+        dd_context_cancel_locked(message->context, message, error);
+    }
+    return is_unmatched;
 }

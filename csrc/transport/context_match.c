@@ -7,7 +7,17 @@
 static bool
 is_match(const dd_message *recv, const dd_frame *frame)
 {
-    return recv->tag == frame->tag && recv->kind == frame->kind && recv->channel == frame->channel;
+    return (recv->is_any_tag || recv->tag == frame->tag) && recv->kind == frame->kind &&
+           recv->channel == frame->channel;
+}
+
+static void
+set_results(dd_message *recv, const dd_context *context, const dd_frame *frame)
+{
+    recv->source = (int)frame->source;
+    recv->sent_tag = frame->tag;
+    recv->received = frame->nbytes;
+    recv->peer = context->ranks[frame->source].peer;
 }
 
 static dd_message *
@@ -15,11 +25,33 @@ find_posted(const dd_list *posted, const dd_frame *frame)
 {
     for (dd_list *node = posted->next; node != posted; node = node->next) {
         dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
-        if (is_match(recv, frame)) {
+        if (!recv->is_peek && is_match(recv, frame)) {
             return recv;
         }
     }
     return NULL;
+}
+
+static void
+end_peeks_in(dd_list *posted, dd_context *context, const dd_frame *frame)
+{
+    for (dd_list *node = posted->next, *next; node != posted; node = next) {
+        next = node->next;
+        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
+        if (recv->is_peek && is_match(recv, frame)) {
+            message_unpost(recv);
+            recv->stage = STAGE_IDLE;
+            set_results(recv, context, frame);
+            message_end(recv, NULL);
+        }
+    }
+}
+
+void
+context_end_peeks(dd_context *context, const dd_frame *frame)
+{
+    end_peeks_in(&context->ranks[frame->source].posted, context, frame);
+    end_peeks_in(&context->posted_any, context, frame);
 }
 
 static void
@@ -37,6 +69,7 @@ match_begin(dd_context *context, dd_message *message, bool is_send)
     message->context = context;
     message->peer = message->rank == DD_ANY_RANK ? NULL : context->ranks[message->rank].peer;
     message->source = message->rank;
+    message->sent_tag = message->tag;
     message->received = 0;
     context->engine->nposted++;
 }
@@ -77,9 +110,7 @@ context_match(dd_context *context, const dd_frame *frame, bool is_notified)
         recv = request_receive(context, frame);
     }
     if (recv != NULL) {
-        recv->source = source;
-        recv->received = frame->nbytes;
-        recv->peer = context->ranks[source].peer;
+        set_results(recv, context, frame);
     }
     return recv;
 }
@@ -249,10 +280,12 @@ dd_context_post_recv_locked(dd_context *context, dd_message *message)
     held *entry =
         is_any ? find_held_of_any(context, message) : find_held(&context->ranks[message->rank].held, message);
     if (entry != NULL) {
-        message->source = (int)entry->frame.source;
-        message->received = entry->frame.nbytes;
-        message->peer = entry->peer;
-        context_take_held(message, entry);
+        set_results(message, context, &entry->frame);
+        if (message->is_peek) {
+            message_end(message, NULL);
+        } else {
+            context_take_held(message, entry);
+        }
         return;
     }
     if (!is_any && end_if_unreachable(context, message)) {
@@ -288,9 +321,7 @@ dd_context_take_request_locked(dd_context *context, int rank)
         }
         dd_message *recv = request_receive(context, &entry->frame);
         if (recv != NULL) {
-            recv->source = rank;
-            recv->received = entry->frame.nbytes;
-            recv->peer = entry->peer;
+            set_results(recv, context, &entry->frame);
             context_take_held(recv, entry);
         }
         return;

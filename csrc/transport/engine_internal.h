@@ -483,6 +483,8 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 /* Find the receive for an EAGER or RTS frame, and remove it from its list. Returns NULL if the
  * frame must be held. `is_notified` must be true if on_coll was already called for the frame. */
 dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_notified);
+/* End the peeks that match a message which has just been held. */
+void context_end_peeks(dd_context *context, const dd_frame *frame);
 /* Return 0 if the message fits the receive; otherwise end the receive and return a dd_refusal. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);

@@ -12,6 +12,7 @@ dd_work_init(dd_work *work, const char *label, uint64_t sequence, int64_t start_
     work->start_ns = start_ns;
     work->end_ns = 0;
     work->source_rank = -1;
+    work->tag = 0;
     work->nbytes = 0;
     work->error.code = DD_OK;
     work->on_done = NULL;

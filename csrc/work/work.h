@@ -23,6 +23,7 @@ struct dd_work {
     int64_t end_ns;    /* end time, written before is_done; 0 if there is no on_done */
     /* Rank of the sender if the operation is a receive, else -1. Written before is_done. */
     int source_rank;
+    uint64_t tag;  /* tag of the message received, written before is_done */
     size_t nbytes; /* number of bytes received, written before is_done */
     /* Result of the operation, written before is_done. A success sets only `code`, to DD_OK. */
     dd_error error;

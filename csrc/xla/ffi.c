@@ -367,8 +367,8 @@ run_message(const run *self, const step *at, dd_error *err)
         (dd_block){.data = location_address(self, &at->blocks[0]), .nbytes = at->blocks[0].nbytes};
     dd_call_options options = {.timeout_ns = at->timeout_ns};
     dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    int source;
-    return dd_group_p2p_and_wait(self->group, &message, &options, &source, &wait, err);
+    dd_p2p_result result;
+    return dd_group_p2p_and_wait(self->group, &message, &options, &result, &wait, err);
 }
 
 static dd_status

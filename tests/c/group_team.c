@@ -162,17 +162,20 @@ dd_status
 team_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
                    const dd_wait *wait, dd_error *err)
 {
-    int source;
+    dd_p2p_result result;
     dd_p2p p2p = {.is_send = true, .rank = rank, .tag = tag, .block = block};
-    return dd_group_p2p_and_wait(group, &p2p, options, &source, wait, err);
+    return dd_group_p2p_and_wait(group, &p2p, options, &result, wait, err);
 }
 
 dd_status
 team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
                    int *source, const dd_wait *wait, dd_error *err)
 {
+    dd_p2p_result result = {.source = -1};
     dd_p2p p2p = {.rank = rank, .tag = tag, .block = block};
-    return dd_group_p2p_and_wait(group, &p2p, options, source, wait, err);
+    dd_status status = dd_group_p2p_and_wait(group, &p2p, options, &result, wait, err);
+    *source = result.source;
+    return status;
 }
 
 dd_status

@@ -366,6 +366,150 @@ TEST(works_outlive_their_group)
     }
 }
 
+/* ---- messages of any tag, and messages that are found without being received */
+
+static dd_status
+probe(team_rank *self, int rank, int64_t tag, dd_p2p_result *result)
+{
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    dd_p2p p2p = {.is_peek = true, .rank = rank, .tag = (uint64_t)tag, .is_any_tag = tag < 0};
+    return dd_group_p2p_and_wait(self->group, &p2p, &team_no_options, result, &wait, check_err());
+}
+
+static bool
+probe_once(team_rank *self, int rank, uint64_t tag)
+{
+    bool is_found = false;
+    dd_p2p_result result;
+    dd_p2p p2p = {.is_peek = true, .rank = rank, .tag = tag};
+    CHECK_OK(dd_group_probe(self->group, &p2p, &is_found, &result, check_err()));
+    return is_found;
+}
+
+static void
+check_result(const dd_p2p_result *result, int source, uint64_t tag, size_t nbytes)
+{
+    CHECK_INT(result->source, source);
+    CHECK_INT(result->tag, tag);
+    CHECK_INT(result->nbytes, nbytes);
+}
+
+static const size_t probed_sizes[] = {0, 24, 3000001};
+
+static void
+find_messages(team_rank *self)
+{
+    int other = 1 - self->rank;
+    uint8_t *own = make_bytes((uint64_t)self->rank, 3000001);
+    uint8_t *got = calloc(3000001, 1);
+    CHECK(!probe_once(self, other, 5));
+    team_rendezvous(self, "probed");
+    for (uint64_t i = 0; i < 3; i++) {
+        dd_p2p_result result;
+        dd_work *send = start(self, true, own, probed_sizes[i], other, 5 + i);
+        REQUIRE_OK(probe(self, DD_ANY_RANK, -1, &result)); /* waits, or finds the message at once */
+        check_result(&result, other, 5 + i, probed_sizes[i]);
+        REQUIRE_OK(probe(self, other, (int64_t)(5 + i), &result));
+        check_result(&result, other, 5 + i, probed_sizes[i]);
+        CHECK(probe_once(self, other, 5 + i));
+        CHECK(!probe_once(self, other, 4));
+        dd_p2p p2p = {.rank = other, .is_any_tag = true, .block = {.data = got, .nbytes = 3000001}};
+        dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+        REQUIRE_OK(
+            dd_group_p2p_and_wait(self->group, &p2p, &team_no_options, &result, &wait, check_err()));
+        check_result(&result, other, 5 + i, probed_sizes[i]);
+        check_bytes_of(got, (uint64_t)other, probed_sizes[i]);
+        CHECK(!probe_once(self, other, 5 + i));
+        CHECK_OK(team_wait(self->group, send));
+    }
+    free(own);
+    free(got);
+    team_rendezvous(self, "found");
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(messages_are_found_without_being_received)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, find_messages, NULL);
+}
+
+/* A probe that waits must not end for a message that a receive has been posted for. */
+static void
+probe_past_a_receive(team_rank *self)
+{
+    int x = 0;
+    dd_p2p_result result;
+    if (self->rank == 0) {
+        dd_work *recv = start(self, false, &x, sizeof x, 1, 3);
+        team_rendezvous(self, "posted");
+        REQUIRE_OK(probe(self, 1, -1, &result));
+        check_result(&result, 1, 4, sizeof x);
+        CHECK_OK(team_wait(self->group, recv));
+        CHECK_OK(team_wait(self->group, start(self, false, &x, sizeof x, 1, 4)));
+    } else {
+        team_rendezvous(self, "posted");
+        CHECK_OK(team_wait(self->group, start(self, true, &x, sizeof x, 0, 3)));
+        CHECK_OK(team_wait(self->group, start(self, true, &x, sizeof x, 0, 4)));
+    }
+    team_rendezvous(self, "passed");
+}
+
+TEST(a_probe_finds_no_message_that_a_receive_takes)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, probe_past_a_receive, NULL);
+}
+
+static void
+leave_a_probe(team_rank *self)
+{
+    dd_p2p_result result;
+    team_rendezvous(self, "ready");
+    if (self->rank == 0) {
+        CHECK_STATUS(probe(self, 1, -1, &result), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 1");
+    }
+}
+
+TEST(a_probe_fails_if_its_rank_leaves)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, leave_a_probe, NULL);
+}
+
+/* ---- receives that are taken back */
+
+static void
+withdraw_receives(team_rank *self)
+{
+    int x = 0;
+    int other = 1 - self->rank;
+    dd_work *taken_back = start(self, false, &x, sizeof x, other, 8);
+    dd_work *from_any = start(self, false, &x, sizeof x, DD_ANY_RANK, 9);
+    CHECK(dd_group_withdraw(self->group, taken_back));
+    CHECK(!dd_group_withdraw(self->group, taken_back));
+    CHECK(dd_group_withdraw(self->group, from_any));
+    CHECK_STATUS(team_wait(self->group, from_any), DD_ABORTED);
+    CHECK_STATUS(team_wait(self->group, taken_back), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "cancelled before a message matched it");
+    team_rendezvous(self, "withdrawn");
+    int own = 40 + self->rank;
+    dd_work *send = start(self, true, &own, sizeof own, other, 8);
+    CHECK(!dd_group_withdraw(self->group, send));
+    dd_work *recv = start(self, false, &x, sizeof x, other, 8); /* takes what the first did not */
+    CHECK_OK(team_wait(self->group, send));
+    CHECK_OK(team_wait(self->group, recv));
+    CHECK_INT(x, 40 + other);
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(a_receive_without_a_message_can_be_taken_back)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, withdraw_receives, NULL);
+}
+
 /* ---- a message that is never sent */
 
 static void
@@ -393,6 +537,36 @@ recv_until_timeout(team_rank *self)
     free(large);
     team_rendezvous(self, "late");
     CHECK(team_check_sum(self->group));
+}
+
+static void
+time_out_beside_unread_messages(team_rank *self)
+{
+    int x = 0;
+    dd_block block = {.data = &x, .nbytes = sizeof x};
+    dd_call_options options = {.timeout_ns = 30 * DD_NS_PER_MS};
+    dd_work *work = NULL;
+    dd_p2p_result result;
+    if (self->rank == 1) {
+        for (uint64_t i = 0; i < 12; i++) {
+            CHECK_OK(team_wait(self->group, start(self, true, &x, sizeof x, 0, i < 3 ? 7 : 10 + i)));
+        }
+    } else {
+        REQUIRE_OK(probe(self, 1, 21, &result)); /* the last one */
+        for (int source = DD_ANY_RANK; source <= 1; source += 2) {
+            REQUIRE_OK(team_recv(self->group, block, source, 77, &options, &work, check_err()));
+            CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
+            CHECK_CONTAINS(check_message(), "(tag 77); 12 messages of rank 1 are unread (tags 7, 13, 14, 15, "
+                                            "16, 17, 18, 19, ...)");
+        }
+    }
+    team_rendezvous(self, "named");
+}
+
+TEST(receive_that_times_out_names_unread_messages)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, time_out_beside_unread_messages, NULL);
 }
 
 TEST(message_that_times_out_ends_no_other)

@@ -288,12 +288,12 @@ run_ring(rank_self *self, const scenario_step *step)
     }
     dd_wait wait = dd_wait_after(self->which->timeout_ns);
     dd_work *work = NULL;
-    int source = -1;
+    dd_p2p_result result;
     dd_p2p sent = {.is_send = true, .rank = next, .tag = 7, .block = {data, nbytes}};
     dd_p2p got = {.rank = before, .tag = 7, .block = {data + step->count, nbytes}};
     dd_status status = dd_group_p2p(self->group, &sent, &options, &work, &call->error);
     if (status == DD_OK) {
-        status = dd_group_p2p_and_wait(self->group, &got, &options, &source, &wait, &call->error);
+        status = dd_group_p2p_and_wait(self->group, &got, &options, &result, &wait, &call->error);
         dd_error other = {0};
         dd_status sending = dd_group_wait(self->group, work, &wait, &other);
         status = status == DD_OK ? dd_error_copy(&call->error, &other), sending : status;

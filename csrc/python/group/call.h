@@ -60,6 +60,7 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
+    bool is_any_tag; /* true if a receive accepts every tag */
     bool is_typed; /* true if sender and receiver must use the same dtype */
 } py_group_message;
 

@@ -169,6 +169,7 @@ PY_GROUP_METHOD(send);
 PY_GROUP_METHOD(recv);
 PY_GROUP_METHOD(isend);
 PY_GROUP_METHOD(irecv);
+PY_GROUP_METHOD(probe);
 PY_GROUP_METHOD(monitored_barrier);
 PY_GROUP_METHOD(empty);
 PY_GROUP_METHOD(adopt);

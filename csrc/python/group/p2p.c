@@ -16,19 +16,33 @@ read_peer(const py_group_call *call, PyObject *value, const char *name, int *ran
     return py_params_rank(call->group->state, value, call->group->size, rank, call->params->function, name);
 }
 
+/* ANY_TAG in Python: a receive accepts every tag. */
+#define ANY_TAG (-1)
+
 static bool
-read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
+check_tag(py_state *state, const char *function, int64_t tag, bool is_send)
+{
+    if (tag < 0 && (is_send || tag != ANY_TAG)) {
+        py_raise_argument(state, function, "tag",
+                          is_send ? "is negative: got %lld, expected 0 or more"
+                                  : "is negative: got %lld, expected 0 or more, or ANY_TAG (-1)",
+                          (long long)tag);
+        return false;
+    }
+    return true;
+}
+
+static bool
+read_tag(const py_group_call *call, PyObject *value, py_group_message *message)
 {
     int64_t number = 0;
-    if (value != NULL && !py_to_int64(value, &number, call->params->function, "tag")) {
+    const char *function = call->params->function;
+    if ((value != NULL && !py_to_int64(value, &number, function, "tag")) ||
+        !check_tag(call->group->state, function, number, message->is_send)) {
         return false;
     }
-    if (number < 0) {
-        py_raise_argument(call->group->state, call->params->function, "tag",
-                          "is negative: got %lld, expected 0 or more", (long long)number);
-        return false;
-    }
-    *tag = (uint64_t)number;
+    message->is_any_tag = number == ANY_TAG;
+    message->tag = message->is_any_tag ? 0 : (uint64_t)number;
     return true;
 }
 
@@ -53,7 +67,7 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 /* A message being sent or received. */
 typedef struct transfer {
     dd_p2p p2p;
-    int source; /* rank that sent the message; set when a receive ends */
+    dd_p2p_result result; /* set when the transfer ends */
 } transfer;
 
 static dd_status
@@ -61,7 +75,7 @@ transfer_and_wait(const py_group_call *call, void *target, const dd_call_options
                   const dd_wait *wait, dd_error *err)
 {
     transfer *self = target;
-    return dd_group_p2p_and_wait(call->group->group, &self->p2p, options, &self->source, wait, err);
+    return dd_group_p2p_and_wait(call->group->group, &self->p2p, options, &self->result, wait, err);
 }
 
 static dd_status
@@ -80,6 +94,7 @@ run_prepared_message(py_group_call *call, const py_group_message *message)
     transfer one = {.p2p = {.is_send = message->is_send,
                             .rank = message->rank,
                             .tag = message->tag,
+                            .is_any_tag = message->is_any_tag,
                             .block = {.data = piece->flat, .nbytes = piece->nbytes}}};
     py_record record;
     dd_call_options options = {.is_typed = message->is_typed,
@@ -94,13 +109,18 @@ run_prepared_message(py_group_call *call, const py_group_message *message)
     if (!py_group_call_wait(call, transfer_and_wait, &one, &options, piece->nbytes > QUICK_NBYTES)) {
         return NULL;
     }
-    return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(one.source);
+    return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(one.result.source);
 }
 
 static PyObject *
 prepare_and_run(py_group_call *call, const py_group_message *message)
 {
     if (call->group->nccl != NULL) {
+        if (message->is_any_tag) {
+            py_raise_argument(call->group->state, call->params->function, "tag",
+                              "is unsupported: got ANY_TAG, expected a tag, as NCCL's messages have none");
+            return py_group_call_fail(call);
+        }
         return py_nccl_call_run_message(call, message);
     }
     dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
@@ -125,7 +145,7 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
      * rest of the tensor unchanged. */
     py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
-        !read_tag(&call, call.values[2], &message.tag) ||
+        !read_tag(&call, call.values[2], &message) ||
         !py_operands_add(call.operands, call.values[0], use, "tensor") ||
         !read_typed(&call, is_send ? NULL : call.values[4], &message.is_typed)) {
         return py_group_call_fail(&call);
@@ -148,6 +168,37 @@ MESSAGE(send, true, false, 2, SEND_NAMES)
 MESSAGE(isend, true, true, 2, SEND_NAMES)
 MESSAGE(recv, false, false, 1, RECV_NAMES)
 MESSAGE(irecv, false, true, 1, RECV_NAMES)
+
+/* Find a message without receiving it. Return None, or a tuple of source, tag and size in bytes. */
+PY_GROUP_METHOD(probe)
+{
+    py_group *group = (py_group *)self;
+    PyObject *source = NULL;
+    int64_t tag = ANY_TAG;
+    bool is_waiting = true;
+    bool is_found = true;
+    dd_call_options options = {.timeout_ns = -1};
+    dd_p2p p2p = {.is_peek = true, .rank = DD_ANY_RANK};
+    dd_p2p_result result;
+    const py_params params =
+        PY_PARAMS("probe", 0, 3, {"src", PY_OBJECT, &source}, {"tag", PY_INT64, &tag},
+                  {"is_waiting", PY_FLAG, &is_waiting}, {"timeout", PY_TIMEOUT, &options.timeout_ns});
+    if (!py_group_require_cpu(group, "probe") || !py_group_require_usable(group) ||
+        !py_params_read(&params, group->state, args, nargs, kwnames) ||
+        !check_tag(group->state, "probe", tag, false) ||
+        (source != NULL && !py_params_rank(group->state, source, group->size, &p2p.rank, "probe", "src"))) {
+        return NULL;
+    }
+    p2p.is_any_tag = tag == ANY_TAG;
+    p2p.tag = p2p.is_any_tag ? 0 : (uint64_t)tag;
+    bool is_ok = is_waiting ? PY_GROUP_CALL(group->state, DD_NEVER_NS, dd_group_p2p_and_wait, group->group,
+                                            &p2p, &options, &result)
+                            : PY_GROUP_TRY(group->state, dd_group_probe, group->group, &p2p, &is_found, &result);
+    if (!is_ok || !is_found) {
+        return is_ok ? Py_NewRef(Py_None) : NULL;
+    }
+    return Py_BuildValue("(iKn)", result.source, (unsigned long long)result.tag, (Py_ssize_t)result.nbytes);
+}
 
 PY_GROUP_METHOD(monitored_barrier)
 {

@@ -453,6 +453,9 @@ static PyMethodDef group_methods[] = {
            "Starts to send, and returns a Work at once."),
     METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
            "Starts to receive, and returns a Work at once."),
+    {"_probe", PY_FAST_METHOD(py_group_probe),
+     "_probe($self, src=None, tag=-1, is_waiting=True, *, timeout=None)\n--\n\n"
+     "Finds a message without receiving it: returns its source, tag and size in bytes, or None."},
     {"monitored_barrier", PY_FAST_METHOD(py_group_monitored_barrier),
      "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\n"
      "A barrier whose error on rank 0 names the first rank that is missing, or all of them with wait_all_ranks."},

@@ -132,18 +132,56 @@ work_result(PyObject *object, PyObject *Py_UNUSED(unused))
 #define NO_SOURCE_RANK \
     "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
 
-static PyObject *
-work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
+/* Return the core's work of a receive that has ended, or NULL with an exception. */
+static const dd_work *
+read_receive(PyObject *object, const char *label)
 {
     py_work *self = (py_work *)object;
-    if (!py_work_require_flight(self, NO_SOURCE_RANK) || !require_done(self, "source_rank")) {
+    if (!py_work_require_flight(self, NO_SOURCE_RANK) || !require_done(self, label)) {
         return NULL;
     }
     if (self->flight->work->source_rank < 0) {
         PyErr_SetString(PyExc_RuntimeError, NO_SOURCE_RANK);
         return NULL;
     }
-    return PyLong_FromLong(self->flight->work->source_rank);
+    return self->flight->work;
+}
+
+static PyObject *
+work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const dd_work *work = read_receive(object, "source_rank");
+    return work != NULL ? PyLong_FromLong(work->source_rank) : NULL;
+}
+
+static PyObject *
+work_received_tag(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const dd_work *work = read_receive(object, "received_tag");
+    return work != NULL ? PyLong_FromUnsignedLongLong(work->tag) : NULL;
+}
+
+static PyObject *
+work_received_nbytes(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const dd_work *work = read_receive(object, "received_nbytes");
+    return work != NULL ? PyLong_FromSize_t(work->nbytes) : NULL;
+}
+
+static PyObject *
+work_cancel(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const py_flight *flight = ((py_work *)object)->flight;
+    bool is_receive =
+        flight != NULL && !flight->is_nccl &&
+        (flight->op_type == PY_OP_TYPE_RECV || flight->op_type == PY_OP_TYPE_RECV_ANY_SOURCE);
+    bool is_cancelled = false;
+    if (is_receive) {
+        Py_BEGIN_ALLOW_THREADS
+        is_cancelled = dd_group_withdraw(((py_group *)flight->group)->group, flight->work);
+        Py_END_ALLOW_THREADS
+    }
+    return PyBool_FromLong(is_cancelled);
 }
 
 /* Read the operation's duration in seconds; for NCCL, as measured on the device. */
@@ -385,6 +423,13 @@ static PyMethodDef work_methods[] = {
      "result($self, /)\n--\n\nA list of the tensors that it filled, as the caller gave them."},
     {"source_rank", work_source_rank, METH_NOARGS,
      "source_rank($self, /)\n--\n\nThe rank that sent the message."},
+    {"received_tag", work_received_tag, METH_NOARGS,
+     "received_tag($self, /)\n--\n\nThe tag of the received message."},
+    {"received_nbytes", work_received_nbytes, METH_NOARGS,
+     "received_nbytes($self, /)\n--\n\nThe size of the received message in bytes."},
+    {"cancel", work_cancel, METH_NOARGS,
+     "cancel($self, /)\n--\n\nTakes back a receive that no message has matched yet. Returns True if it ends with DistAbortedError,\n"
+     "False if nothing changes: a message has matched, the operation has ended, or it is no receive."},
     {"_source_rank", work_source_rank, METH_NOARGS,
      "_source_rank($self, /)\n--\n\nThe same as source_rank()."},
     {"wait", PY_FAST_METHOD(work_wait),
