@@ -165,7 +165,7 @@ typedef struct dd_p2p {
     bool is_peek;     /* only for a receive without a block: do not take the message */
 } dd_p2p;
 
-/* What a receive has found; for a send, rank and tag of the call. */
+/* The message that a receive or a peek has found. */
 typedef struct dd_p2p_result {
     int source;
     uint64_t tag;

@@ -210,6 +210,9 @@ static PyMethodDef core_methods[] = {
     {"_write32", PY_FAST_METHOD(py_window_write32),
      "_write32($module, function, tensor, offset, value, count)\n--\n\n"
      "Writes elements of 32 bits. A rank that sees one also sees everything written before it."},
+    {"_wait_any", PY_FAST_METHOD(py_work_wait_any),
+     "_wait_any($module, works, timeout=None)\n--\n\n"
+     "Waits until a Work of a tuple has ended. Returns False after the timeout, None if it cannot wait for them."},
     {"_take_completions", py_completions_take, METH_NOARGS,
      "_take_completions($module, /)\n--\n\n"
      "Waits for a watched work to end and calls its watchers. Returns False to stop."},

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from dldist import _core, carriers, rendezvous
-from dldist._base import callback_thread, monitor_thread  # noqa: F401 - forked children need both
+from dldist._base import callback_thread, monitor_thread, probes  # noqa: F401 - forked children need both
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
@@ -341,6 +341,28 @@ class World(_core.Group):
             A list of copies: the objects for this rank, by sender.
         """
         return Exchange(self, "all_to_all_objects", serializer, timeout).all_to_all(objs)
+
+    def probe(self, src: int | None = None, tag: int = probes.ANY_TAG, *, timeout: Timeout | None = None) -> probes.MessageInfo:
+        """Wait until a message has arrived that a receive with these arguments would get.
+
+        The message stays; receive it with its source and tag. Only one thread may probe for and
+        receive the same messages.
+
+        Args:
+            src: The sender's rank; None for any rank.
+            tag: The tag that the sender passes, or dldist.ANY_TAG.
+            timeout: Seconds or a timedelta to wait. None is the group's own.
+
+        Raises:
+            DistTimeoutError: No message arrived before the timeout. The group stays usable.
+        """
+        found = probes.find(self, src, tag, is_waiting=True, timeout=timeout)
+        assert found is not None
+        return found
+
+    def iprobe(self, src: int | None = None, tag: int = probes.ANY_TAG) -> probes.MessageInfo | None:
+        """Return a message that has arrived (`src`, `tag` as in probe), or None. Does not wait."""
+        return probes.find(self, src, tag, is_waiting=False)
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None

@@ -81,6 +81,10 @@ py_completions *py_completions_get(py_state *state);
 /* Release the flights of dropped Works. Takes little time if there are none. */
 void py_completions_drain(py_state *state);
 
+/* Implement _core._wait_any(works, timeout): wait until one Work of a tuple has ended. Return True,
+ * or False after the timeout, or None if the core cannot wait for these Works with one sleep. */
+PyObject *py_work_wait_any(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
 /* Module functions. _take_completions() waits for an operation with watchers to end and calls the
  * watchers; it returns False when it must not be called again. _stop_completions() stops
  * _take_completions, and calls the remaining watchers. */

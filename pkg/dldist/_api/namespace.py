@@ -46,12 +46,15 @@ PACKAGE = {
     "dldist._core": """
         DistAbortedError DistArgumentError DistAuthError DistBackendError DistError DistMismatchError DistNetworkError
         DistNetworkTimeoutError DistPeerLostError DistQueueEmptyError DistStoreError DistStoreTimeoutError DistTimeoutError
-        DistTypeError FileStore Group HashStore Member Plan QueueEmptyError SharedArray TCPStore start_all wait_all
+        DistTypeError FileStore Group HashStore Member Plan QueueEmptyError SharedArray TCPStore start_all
     """,
     "dldist._base.future": "Future",
     "dldist._base.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
     "dldist._api.torch_private": "default_pg_timeout",
+    "dldist._api.p2p": "iprobe probe",
+    "dldist._base.probes": "ANY_TAG MessageInfo",
     "dldist._api.shared_arrays": "empty",
+    "dldist._api.waiting": "test_any wait_all wait_any wait_some",
     "dldist.device_mesh": "DeviceMesh init_device_mesh",
     "dldist._launch.spawn": "ProcessException ProcessExitedException ProcessRaisedException spawn",
     "dldist.reducer": "GradBucket Logger Reducer",

@@ -7,9 +7,11 @@ from typing import Any
 
 from dldist import _core
 from dldist._api.ranks import calls_of, canonical_rank, check_not_self, get_rank, global_rank_of, group_or_default, peer_of, source_of
+from dldist._api.shared_arrays import group_of
 from dldist._backends import registry
 from dldist._backends.recorded_calls import Message
-from dldist._base import argument_names
+from dldist._base import argument_names, probes
+from dldist._base.probes import ANY_TAG
 from dldist.types import AnyGroup, Tensor, Timeout
 
 
@@ -171,6 +173,66 @@ def recv(
     if source is None:  # None: this process is not a member
         return -1
     return global_rank_of(group_or_default(group), source) if src is None else src
+
+
+def probe(
+    src: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = ANY_TAG,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout | None = None,
+) -> probes.MessageInfo:
+    """Wait until a message has arrived that a receive with these arguments would get.
+
+    The message stays; receive it with its source and tag. Only one thread may probe for and receive
+    the same messages.
+
+    Args:
+        src: The sender's rank in the default world; None for any rank.
+        group: The group, or None for the default world.
+        tag: The tag of the sender's call, or ANY_TAG.
+        group_src: The sender's rank in the group, instead of `src`.
+        timeout: Seconds or a timedelta to wait. None is the group's own.
+
+    Raises:
+        ValueError: The rank or the tag is invalid, or a carrier moves the group's messages.
+        DistTimeoutError: No message arrived before the timeout. The group stays usable.
+        DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
+
+    Example:
+        >>> work = dist.isend(array("i", [7, 8]), dst=dist.get_rank(), tag=3)
+        >>> dist.probe(dist.get_rank())
+        MessageInfo(source=0, tag=3, nbytes=8)
+        >>> x = array("i", [0, 0])
+        >>> dist.irecv(x, dist.get_rank(), tag=3).wait(), work.wait()
+        (True, True)
+    """
+    found = _probe("probe", src, group, tag, group_src, True, timeout)
+    assert found is not None
+    return found
+
+
+def iprobe(
+    src: int | None = None, group: AnyGroup | None = None, tag: int = ANY_TAG, group_src: int | None = None
+) -> probes.MessageInfo | None:
+    """Return a message that has arrived, or None. Does not wait. The arguments are those of probe."""
+    return _probe("iprobe", src, group, tag, group_src, False, None)
+
+
+def _probe(
+    call: str,
+    src: int | None,
+    group: AnyGroup | None,
+    tag: int,
+    group_src: int | None,
+    is_waiting: bool,
+    timeout: Timeout | None,
+) -> probes.MessageInfo | None:
+    found = probes.find(group_of(call, group), source_of(group, src, group_src), tag, is_waiting=is_waiting, timeout=timeout)
+    if found is None:
+        return None
+    return found._replace(source=global_rank_of(group_or_default(group), found.source) if src is None else src)
 
 
 class P2POp(Message):

@@ -130,7 +130,7 @@ def test_arguments_are_checked_at_creation(alone):
         (lambda: alone.plan_barrier(timeout="soon"), TypeError, "timeout"),
         (lambda: alone.plan_barrier()(1), TypeError, "a plan is called without arguments"),
         (lambda: dldist.start_all(alone.plan_barrier()), TypeError, "a list or tuple of Plans"),
-        (lambda: dldist.wait_all([3]), TypeError, "a list or tuple of Plans"),
+        (lambda: dldist.wait_all([3]), TypeError, "must be a Work or Plan, or None, not int"),
         (lambda: dldist.Plan(), TypeError, "cannot create 'dldist.Plan' instances"),
     ):
         with pytest.raises(kind, match=text):

@@ -247,6 +247,7 @@ GROUP = (world, {**TYPE, "str": "no such group", "int": 3, "None": None})
 WORLD = (world, {**TYPE, "int": 3})
 ONLY_CPU = (None, {**TYPE, "unknown": "nonsense"})
 INOUT = "all_reduce broadcast scan recv irecv".split()
+WAITS = "wait_any wait_some test_any wait_all".split()
 # The kind of a parameter of one call, if it differs from BY_NAME.
 SPECIAL = {
     **{(call, "tensor"): "inout" for call in [*INOUT, *(f"Group.{name}" for name in INOUT)]},
@@ -299,6 +300,7 @@ SPECIAL = {
     ("BackendConfig", "backend"): ("gloo", {**TYPE, "int": 3}),
     ("testing.run_ranks", "fn"): (lambda: print, {**TYPE, "str": "x"}),
     ("Store.queue_pop", "block"): "flag",
+    **{(call, "works"): (lambda: [dldist.barrier(async_op=True)], {**TYPE, "int": 3, "list of object": [NOTHING]}) for call in WAITS},
 }
 LIST = {"gather_list": parts}
 # Optional arguments that a call needs to be valid.

@@ -1,0 +1,47 @@
+"""Probes, receives of any tag, cancelled receives, and waiting for some of several works. See
+message_workers.py."""
+
+import group_team
+import message_workers as cases
+import pytest
+
+ENVIRONMENTS = {"shared memory": {}, "TCP": {"DLDIST_SHM": "0"}}
+
+
+@pytest.fixture(scope="module", params=ENVIRONMENTS)
+def team(request):
+    teams = group_team.Teams()
+    yield lambda: teams(2, worker=cases.member, env=ENVIRONMENTS[request.param])
+    teams.close()
+
+
+def test_messages_are_found_without_being_received(team):
+    team().run(cases.probes)
+    team().run(cases.probes_of_the_default_group)
+
+
+def test_receives_of_any_tag_report_what_they_got(team):
+    team().run(cases.receive_of_any_tag)
+    team().run(cases.object_of_any_tag)
+
+
+def test_receives_without_a_message_can_be_cancelled(team):
+    team().run(cases.cancelled_receives)
+
+
+def test_first_of_several_works_is_found(team):
+    team().run(cases.first_of_several)
+    team().run(cases.first_of_several_groups)
+    team().run(cases.first_of_other_works)
+
+
+def test_waiting_for_one_raises_the_failure_of_a_work(team):
+    team().run(cases.failure_of_one)
+
+
+def test_all_works_are_waited_for(team):
+    team().run(cases.wait_for_all)
+
+
+def test_receive_that_times_out_names_unread_messages(team):
+    team().run(cases.unread_messages_are_named)

@@ -1,0 +1,211 @@
+"""Cases that the ranks of test_messages.py run, in a World. See group_workers.py. Without pytest, so
+that the children start faster."""
+
+import threading
+import time
+from array import array
+
+import dldist
+import group_workers
+
+
+def member(channel, port, rank, size, options=None):
+    store = dldist.TCPStore("127.0.0.1", port)
+    world = dldist.World(store, rank, size, timeout=20)
+    return group_workers.serve(channel, world, globals())
+
+
+def floats(count, value=0.0):
+    return array("d", [value]) * count
+
+
+def raises(kind, call, *args, **named):
+    try:
+        call(*args, **named)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{call} raised no {kind.__name__}")
+
+
+# ---- probes
+
+
+def probes(world):
+    other = 1 - world.rank
+    assert world.iprobe() is None
+    world.barrier()
+    work = world.isend(floats(3, world.rank), other, 7)
+    found = world.probe()
+    assert found == (other, 7, 24) and found.source == other and found.tag == 7 and found.nbytes == 24
+    assert world.probe(other, 7) == world.probe(other) == world.probe(tag=7) == found == world.iprobe(other, 7)
+    assert world.iprobe(tag=8) is None and world.iprobe(world.rank) is None
+    box = floats(3)
+    assert world.recv(box, other, dldist.ANY_TAG) == other and box.tolist() == [other] * 3
+    assert world.iprobe() is None
+    work.wait()
+    text = raises(dldist.DistTimeoutError, world.probe, other, 9, timeout=0.1)
+    assert text.startswith('probe on group "default"') and f"rank {other} (" in text and "has not sent (tag 9)" in text, text
+    world.barrier()
+
+
+def receive_of_any_tag(world):
+    other = 1 - world.rank
+    works = [world.isend(floats(tag, 1.0), other, tag) for tag in (5, 2)]
+    for tag in (5, 2):
+        box = floats(8)
+        work = world.irecv(box, tag=dldist.ANY_TAG)
+        work.wait()
+        assert (work.source_rank(), work.received_tag(), work.received_nbytes()) == (other, tag, 8 * tag)
+        assert box.tolist() == [1.0] * tag + [0.0] * (8 - tag)
+    dldist.wait_all(works)
+    assert "ANY_TAG" in raises(ValueError, world.recv, floats(1), other, -2)
+    assert "0 or more" in raises(ValueError, world.send, floats(1), other, -1)
+    world.barrier()
+
+
+def object_of_any_tag(world):
+    other = 1 - world.rank
+    message = {"rank": world.rank, "data": b"x" * 100_000}
+    if world.rank == 0:
+        world.send_object(message, other, tag=31)
+    else:
+        assert world.recv_object_with_source(tag=dldist.ANY_TAG) == ({"rank": 0, "data": b"x" * 100_000}, 0)
+    world.barrier()
+
+
+def probes_of_the_default_group(world):
+    dldist.init_process_group(store=dldist.PrefixStore("default", world_store(world)), rank=world.rank, world_size=world.size)
+    try:
+        part = dldist.new_group([world.size - 1, 0])  # reversed ranks
+        other = world.size - 1 - world.rank
+        if world.rank in (0, world.size - 1):
+            work = dldist.isend(floats(1), other, group=part, tag=4)
+            assert dldist.probe(group=part) == (other, 4, 8)
+            assert dldist.iprobe(other, group=part) == dldist.probe(group_src=1 - part.rank(), group=part) == (other, 4, 8)
+            assert dldist.recv(floats(1), other, group=part, tag=4) == other
+            assert dldist.iprobe(group=part) is None
+            work.wait()
+        dldist.barrier()
+    finally:
+        dldist.destroy_process_group()
+
+
+def world_store(world):
+    port = None
+    if world.rank == 0:
+        world.kept = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        port = world.kept.port
+    port = world.broadcast_object(port, 0)
+    return world.kept if world.rank == 0 else dldist.TCPStore("127.0.0.1", port)
+
+
+# ---- cancelled receives
+
+
+def cancelled_receives(world):
+    other = 1 - world.rank
+    work = world.irecv(floats(1), other, 3)
+    any_work = world.irecv(floats(1))
+    assert work.cancel() and not work.cancel() and any_work.cancel()
+    for each in (work, any_work):
+        assert "cancelled before a message matched it" in raises(dldist.DistAbortedError, each.wait)
+    world.barrier()
+    sent = world.isend(floats(1, 6.0), other, 3)
+    assert not sent.cancel()
+    box = floats(1)
+    late = world.irecv(box, other, 3)
+    late.wait()
+    assert not late.cancel() and box[0] == 6.0
+    sent.wait()
+    collective = world.all_reduce(floats(1), async_op=True)
+    assert not collective.cancel()
+    collective.wait()
+
+
+# ---- waiting for some
+
+
+def first_of_several(world):
+    other = 1 - world.rank
+    boxes = [floats(1) for _ in range(4)]
+    works = [None, *(world.irecv(box, other, tag) for tag, box in enumerate(boxes))]
+    assert dldist.test_any(works) is None
+    assert "none of 4 operations has ended" in raises(dldist.DistTimeoutError, dldist.wait_any, works, 0.05)
+    world.barrier()
+    sent = [world.isend(floats(1, 2.0), other, 2)]
+    assert dldist.wait_any(works) == 3 == dldist.test_any(works) and boxes[2][0] == 2.0
+    works[3] = None
+    world.barrier()
+    sent += [world.isend(floats(1, float(tag)), other, tag) for tag in (0, 1, 3)]
+    ended = []
+    while any(works):
+        for index in dldist.wait_some(works):
+            ended.append(index)
+            works[index] = None
+    assert sorted(ended) == [1, 2, 4] and [box[0] for box in boxes] == [0.0, 1.0, 2.0, 3.0]
+    dldist.wait_all(sent)
+    assert "no work" in raises(ValueError, dldist.wait_any, works)
+    world.barrier()
+
+
+def first_of_several_groups(world):
+    second = world.split(range(world.size), name="second")
+    works = [world.irecv(floats(1), 1 - world.rank, 1), second.irecv(floats(1), 1 - world.rank, 1)]
+    world.barrier()
+    sent = second.isend(floats(1), 1 - world.rank, 1)
+    assert dldist.wait_any(works, 20) == 1
+    assert works[0].cancel()
+    sent.wait()
+    second.close()
+
+
+def first_of_other_works(world):
+    """Works that are no operations of the core are waited for as well."""
+    future = dldist.Future()
+    works = [world.irecv(floats(1), 1 - world.rank, 1), dldist.distributed_c10d._create_work_from_future(future)]
+    assert "none of 2" in raises(dldist.DistTimeoutError, dldist.wait_any, works, 0.05)
+    timer = threading.Timer(0.05, future.set_result, (None,))
+    timer.start()
+    assert dldist.wait_any(works, 20) == 1
+    timer.join()
+    assert works[0].cancel()
+
+
+def failure_of_one(world):
+    """A failed work's exception is raised, also if another thread's call ends it."""
+    part = world.split(range(world.size), name="aborted")
+    works = [part.irecv(floats(1), 1 - world.rank, tag) for tag in range(2)]
+    timer = threading.Timer(0.1, part.abort, ("enough",))
+    began = time.monotonic()
+    timer.start()
+    assert "enough" in raises(dldist.DistAbortedError, dldist.wait_any, works)
+    assert time.monotonic() - began < 10
+    timer.join()
+    part.close()
+
+
+def wait_for_all(world):
+    other = 1 - world.rank
+    works = [world.irecv(floats(1), other, 1), None, world.isend(floats(1), other, 1)]
+    dldist.wait_all(works)
+    late = world.irecv(floats(1), other, 2)
+    assert "still under way" in raises(dldist.DistTimeoutError, dldist.wait_all, [late], timeout=0.05)
+    assert late.cancel()
+    plan = world.plan_all_reduce(floats(1))
+    dldist.start_all([plan])
+    dldist.wait_all([plan])
+
+
+# ---- errors that name unread messages
+
+
+def unread_messages_are_named(world):
+    other = 1 - world.rank
+    world.send(floats(1), other, 5)
+    world.probe(other, 5)
+    text = raises(dldist.DistTimeoutError, world.recv, floats(1), other, 6, timeout=0.1)
+    assert f"has not sent (tag 6); 1 message of rank {other} is unread (tag 5)" in text, text
+    text = raises(dldist.DistTimeoutError, world.recv, floats(1), tag=6, timeout=0.1)
+    assert f"no rank has sent (tag 6); 1 message of rank {other} is unread (tag 5)" in text, text
+    world.recv(floats(1), other, 5)
+    world.barrier()
