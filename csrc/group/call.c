@@ -396,8 +396,8 @@ dd_group_withdraw(dd_group *group, dd_work *work)
     dd_error_set(&cause, DD_ABORTED, "cancelled before a message matched it");
     dd_engine_lock(group->engine);
     if (!dd_work_is_done(work) && call->is_message && !call->is_carried) {
-        is_withdrawn = !dd_context_notify_locked(&call->message) &&
-                       dd_context_withdraw_locked(&call->message, &cause);
+        is_withdrawn =
+            !dd_context_notify_locked(&call->message) && dd_context_withdraw_locked(&call->message, &cause);
     }
     dd_engine_unlock(group->engine);
     return is_withdrawn;

@@ -179,7 +179,8 @@ expire_message_locked(group_call *call, int64_t now_ns)
     char tag[32];
     group_print_tag(&call->message, tag);
     if (rank == DD_ANY_RANK) {
-        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (%s)", elapsed_s, tag);
+        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (%s)", elapsed_s,
+                     tag);
     } else {
         char rank_name[128];
         dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (%s)", elapsed_s,

@@ -266,7 +266,7 @@ void group_update_task_locked(dd_group *group); /* keeps the task in the engine 
 /* Hand a message to the carrier. Return false if the carrier does not support it. */
 bool group_post_carried_locked(group_call *call);
 bool group_carries_messages(const dd_group *group); /* true for messages with the carrier's tags */
-bool group_poll_carried_locked(dd_group *group); /* true if a message has ended */
+bool group_poll_carried_locked(dd_group *group);    /* true if a message has ended */
 void group_poll_carried_call_locked(group_call *call, int npolls);
 bool group_may_nap_locked(dd_group *group); /* false if the carrier's messages need polling */
 /* End a message with `cause`, in the carrier or the context. */

@@ -191,9 +191,10 @@ PY_GROUP_METHOD(probe)
     }
     p2p.is_any_tag = tag == ANY_TAG;
     p2p.tag = p2p.is_any_tag ? 0 : (uint64_t)tag;
-    bool is_ok = is_waiting ? PY_GROUP_CALL(group->state, DD_NEVER_NS, dd_group_p2p_and_wait, group->group,
-                                            &p2p, &options, &result)
-                            : PY_GROUP_TRY(group->state, dd_group_probe, group->group, &p2p, &is_found, &result);
+    bool is_ok = is_waiting
+                     ? PY_GROUP_CALL(group->state, DD_NEVER_NS, dd_group_p2p_and_wait, group->group, &p2p,
+                                     &options, &result)
+                     : PY_GROUP_TRY(group->state, dd_group_probe, group->group, &p2p, &is_found, &result);
     if (!is_ok || !is_found) {
         return is_ok ? Py_NewRef(Py_None) : NULL;
     }

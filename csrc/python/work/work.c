@@ -172,9 +172,8 @@ static PyObject *
 work_cancel(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     const py_flight *flight = ((py_work *)object)->flight;
-    bool is_receive =
-        flight != NULL && !flight->is_nccl &&
-        (flight->op_type == PY_OP_TYPE_RECV || flight->op_type == PY_OP_TYPE_RECV_ANY_SOURCE);
+    bool is_receive = flight != NULL && !flight->is_nccl &&
+                      (flight->op_type == PY_OP_TYPE_RECV || flight->op_type == PY_OP_TYPE_RECV_ANY_SOURCE);
     bool is_cancelled = false;
     if (is_receive) {
         Py_BEGIN_ALLOW_THREADS

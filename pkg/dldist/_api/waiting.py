@@ -50,7 +50,7 @@ def wait_any(works: Works, timeout: Timeout | None = None) -> int:
 def wait_some(works: Works, timeout: Timeout | None = None) -> list[int]:
     """Wait until at least one of the works has ended. Return the indexes of all that have ended.
 
-    Arguments and exceptions are those of wait_any.
+    Arguments and exceptions as in wait_any.
     """
     return _wait("wait_some", works, timeout)
 

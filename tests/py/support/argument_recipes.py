@@ -59,7 +59,7 @@ KINDS = {
     "arrays": (lambda: {"x": f(1)}, {**TYPE, "int": 3}),
     "rank": (0, {**TYPE, "str": "0", "float": 0.5, "-1": -1, "1": 1, "2**40": 2**40}),
     "size": (1, {**TYPE, "str": "1", "float": 0.5, "0": 0, "2**40": 2**40}),
-    "tag": (0, {**TYPE, "str": "0", "float": 0.5, "-1": -1}),
+    "tag": (0, {**TYPE, "str": "0", "float": 0.5, "-2": -2}),
     "ranks": ([0], {**TYPE, "str": "x", "list of str": ["0"], "repeated": [0, 0], "range": [7], "-1": [-1]}),
     "lists of ranks": ([[0]], {**TYPE, "str": "x", "int": 3, "list of str": [["0"]], "repeated": [[0, 0]], "range": [[7]], "-1": [[-1]]}),
     "op": ("sum", {**TYPE, "unknown": "nonsense", "int": 3}),
@@ -206,7 +206,7 @@ RECORD = "a dataclass of results does not check its fields"
 # Calls that take no arguments to check.
 NOT_WALKED = {
     **_names("DebugLevel BuiltinCommHookType WindowAccessType", "an enum: the texts are Python's"),
-    **_names("trace.Verdict trace.Dump trace.Analysis reshard.Pushed reshard.Piece reshard.ReshardPlan WindowAttr Member", RECORD),
+    **_names("trace.Verdict trace.Dump trace.Analysis reshard.Pushed reshard.Piece reshard.ReshardPlan WindowAttr Member MessageInfo", RECORD),
     **_names("DistAbortedError DistArgumentError DistAuthError DistBackendError DistError DistMismatchError", "an exception"),
     **_names("DistNetworkError DistNetworkTimeoutError DistPeerLostError DistQueueEmptyError DistStoreError", "an exception"),
     **_names("ProcessException ProcessExitedException ProcessRaisedException", "an exception"),
