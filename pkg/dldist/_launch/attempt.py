@@ -198,13 +198,15 @@ class Supervisor:
     def _stream(self, rank: launch_ranks.Rank, pipe: IO[bytes], index: int) -> output.Stream:
         kept, hidden = self._options.file_streams(rank.local_rank)
         bit = (launch_options.KEEP_STDOUT, launch_options.KEEP_STDERR)[index]
-        return output.Stream(
+        stream = output.Stream(
             pipe,
             f"[rank{rank.rank}]: ".encode() if self._layout.world_size > 1 else b"",
             self._consoles[index] if self._options.is_shown(rank.local_rank) and not hidden & bit else None,
             self._log_file(rank.rank, ("stdout.log", "stderr.log")[index]) if kept & bit else None,
             _TORCH_CLIENT_REFUSED if index == 1 and self._attempt.secret else b"",
         )
+        stream.is_reading = rank.reads_terminal if rank.has_keyboard else None
+        return stream
 
     def _log_file(self, rank: int, name: str) -> BinaryIO:
         folder = os.path.join(self._attempt.log_folder, str(rank))
@@ -255,6 +257,8 @@ class Supervisor:
         self._check_other_launchers()
         self._handle_report_request()
         now = time.monotonic()
+        for stream in self._ranks[0].streams if self._ranks else ():
+            stream.forward_start(now)
         if self._end_at is not None and self._kill_at is None:
             is_last = self._launchers.is_alone and self._has_ended()
             if is_last or now >= self._end_at:
@@ -362,7 +366,8 @@ class Supervisor:
         end_at = self._end_at if self._kill_at is None else None
         if end_at is not None and self._has_requested_dumps:
             end_at = self._dumps.next_poll()
-        maybe = (end_at, self._kill_at, self._notice_at, self._dumps.next_poll())
+        starts = [stream.start_due for stream in self._ranks[0].streams] if self._ranks else []
+        maybe = (end_at, self._kill_at, self._notice_at, self._dumps.next_poll(), *starts)
         moments = [moment for moment in maybe if moment is not None]
         if not self._launchers.is_alone:
             moments.append(time.monotonic() + self._options.poll_s)

@@ -1,4 +1,10 @@
-"""Forwards the ranks' output to the console and to files, in whole lines prefixed with the rank."""
+"""Forwards the ranks' output to the console and to files, in whole lines prefixed with the rank.
+
+The rank with the keyboard may write a prompt, which has no newline. The start of a line of this rank
+is therefore forwarded if the rest does not arrive within 60 ms. Other output then begins on a new
+line. The rest has a prefix only if the line has ended: by other output, or by the terminal, which
+echoes the answer.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import os
 import re
 import select
 import sys
+import time
 from collections.abc import Callable
 from typing import IO, BinaryIO
 
@@ -17,6 +24,7 @@ _CHUNKS_IN_PIPE = 32
 _ATOMIC = select.PIPE_BUF
 _LONGEST_LINE = 1 << 20
 _TAIL_BYTES = 64 << 10
+_PROMPT_S = 0.06
 # A carriage return also ends a piece, because progress bars redraw their line with one. But as the
 # last byte it may be the first half of \r\n.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
@@ -42,6 +50,9 @@ def print_message(text: str) -> None:
 class Console:
     """stdout or stderr of dlrun. A reader that blocks does not delay the handling of signals."""
 
+    _unfinished: dict[tuple[int, int], object] = {}
+    """The writer of an unfinished line, by the device and inode of a console's file."""
+
     def __init__(self, fd: int, may_block: Callable[[], bool]) -> None:
         self.has_reader = True
         self.nlines = 0
@@ -50,9 +61,22 @@ class Console:
         self._may_block = may_block
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
+        self._file = os.fstat(fd).st_dev, os.fstat(fd).st_ino
 
-    def write(self, data: bytes) -> None:
-        """Write all data, or stop if may_block() returns False or the reader closed the stream."""
+    def has_unfinished(self, writer: object) -> bool:
+        """True if the last line of the console has no end, and is `writer`'s."""
+        return self._unfinished.get(self._file) is writer
+
+    def write(self, data: bytes, writer: object = None) -> None:
+        """Write all data, or stop if may_block() returns False or the reader closed the stream.
+
+        First end the unfinished line of another writer.
+        """
+        if not data:
+            return
+        if self._unfinished.get(self._file) not in (None, writer):
+            data = b"\n" + data
+        self._unfinished[self._file] = None if data.endswith((b"\n", b"\r")) else writer
         self.nlines += data.count(b"\n")
         view = memoryview(data)
         while view and self.has_reader:
@@ -74,35 +98,48 @@ class Lines:
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
         self._incomplete = bytearray()
+        self.is_begun = False
+        """True if the start of the line was forwarded, so that the rest needs no prefix."""
 
     def feed(self, data: bytes) -> bytes:
         """Add data and return the lines that are now complete."""
         had_carriage_return = self._incomplete.endswith(b"\r")
         self._incomplete += data
         if b"\n" not in data and b"\r" not in data and not had_carriage_return:
-            return self._flush_too_long()
+            return self.flush(_LONGEST_LINE)
         lines = _LINE.findall(self._incomplete)
         del self._incomplete[: sum(map(len, lines))]
-        return b"".join(map(self._with_prefix, lines)) + self._flush_too_long()
+        return b"".join(map(self._with_prefix, lines)) + self.flush(_LONGEST_LINE)
 
-    def _flush_too_long(self) -> bytes:
-        if len(self._incomplete) < _LONGEST_LINE:
+    def take_start(self) -> bytes:
+        """Return the incomplete line without an end, or b"" if there is none."""
+        if not self._incomplete or self._incomplete.endswith(b"\r"):
             return b""
-        return self.flush()
+        start = self._with_prefix(bytes(self._incomplete))
+        self._incomplete.clear()
+        self.is_begun = True
+        return start
 
     def _with_prefix(self, line: bytes) -> bytes:
         # Add no second prefix: tracebacks have the prefix once the rank has initialised its world.
-        return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
+        has_prefix = self.is_begun or line == b"\r" or line.startswith(self._prefix)
+        self.is_begun = False
+        return line if has_prefix else self._prefix + line
 
-    def flush(self) -> bytes:
-        """Return the incomplete last line, completed by a newline."""
-        incomplete = bytes(self._incomplete)
+    def flush(self, minimum: int = 1) -> bytes:
+        """Return the incomplete last line, completed by a newline, if it has at least `minimum` bytes."""
+        if len(self._incomplete) < minimum:
+            return b""
+        line = self._with_prefix(bytes(self._incomplete)) + b"\n"
         self._incomplete.clear()
-        return self._prefix + incomplete + b"\n" if incomplete else b""
+        return line
 
 
 class Stream:
     """The read end of a rank's stdout or stderr."""
+
+    is_reading: Callable[[], bool] | None = None
+    """For a rank with the keyboard, a function that returns True if the rank reads the terminal."""
 
     def __init__(
         self, pipe: IO[bytes], prefix: bytes, console: Console | None, file: BinaryIO | None, marker: bytes = b""
@@ -112,6 +149,8 @@ class Stream:
         """True if `marker` has occurred in the output."""
         self.is_shown = console is not None
         """True if the output goes to a console."""
+        self.start_due: float | None = None
+        """The time at which to forward the start of the incomplete line, or None."""
         self._lines = Lines(prefix)
         self._console = console
         self._file = file
@@ -145,7 +184,19 @@ class Stream:
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
         if self._console is not None:
-            self._console.write(self._lines.feed(data))
+            self._lines.is_begun &= self._console.has_unfinished(self)
+            self._console.write(self._lines.feed(data), self)
+            if self.is_reading is not None:
+                self.start_due = time.monotonic() + _PROMPT_S
+
+    def forward_start(self, now: float) -> None:
+        """Forward the start of the incomplete line, such as a prompt, if it is due."""
+        if self._console is not None and self.is_reading is not None and self.start_due is not None and now >= self.start_due:
+            self.start_due = None
+            is_reading = self.is_reading()  # checked before the user sees the prompt
+            self._lines.is_begun &= self._console.has_unfinished(self)
+            self._console.write(self._lines.take_start(), self)
+            self._lines.is_begun &= not is_reading
 
     def tail(self) -> bytes:
         return bytes(self._tail[-_TAIL_BYTES:])
@@ -155,4 +206,6 @@ class Stream:
         if self._file is not None:
             self._file.close()
         if self._console is not None:
-            self._console.write(self._lines.flush())
+            end = b"\n" if self._console.has_unfinished(self) else b""
+            self._lines.is_begun &= bool(end)
+            self._console.write(self._lines.flush() or end, self)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -147,6 +148,7 @@ class Rank:
                 start_new_session=True,
                 preexec_fn=_before_exec(cores),  # noqa: PLW1509  it only makes a few system calls
             )
+        self.has_keyboard = local_rank == 0 and not os.path.samestat(os.fstat(0), os.stat(os.devnull))
         self.pid = self.process.pid
         self.child = processes.Child(self.pid, self.process.wait, leads_session=True)
 
@@ -159,6 +161,17 @@ class Rank:
     def code(self) -> int | None:
         """The exit code, or the negative number of the signal; None while the process runs."""
         return self.child.code
+
+    def reads_terminal(self) -> bool:
+        """True if the process is in a system call that reads dlrun's stdin, a terminal with echo."""
+        try:
+            if not termios.tcgetattr(0)[3] & termios.ECHO:
+                return False
+            with open(f"/proc/{self.pid}/syscall", encoding="ascii") as file:
+                _, argument, *_ = file.read().split()
+            return os.path.samestat(os.stat(f"/proc/{self.pid}/fd/{int(argument, 16)}"), os.fstat(0))
+        except (OSError, ValueError, termios.error):
+            return False
 
     def signal_if_handled(self, number: int) -> bool:
         """Send a signal to the process if it runs and has a handler. Without a handler, the signal

@@ -14,6 +14,7 @@ import pytest
 from dldist._launch import nodes, output, ranks, report
 from dldist._launch import options as launch_options
 from ports import reserve_port
+from terminal import Terminal
 
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs")
 LIMIT_S = 25
@@ -51,6 +52,10 @@ def finish(process):
 
 def dlrun(*args, **how):
     return finish(start(*args, **how))
+
+
+def terminal(*args):
+    return Terminal([sys.executable, "-m", "dldist.run", *map(str, args)], LIMIT_S)
 
 
 def by_rank(out):
@@ -192,6 +197,34 @@ class TestConsole:
         command = [sys.executable, "-c", code, "--nproc-per-node", "2", program("shows.py")]
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, preexec_fn=lambda: os.close(2))
         assert (done.returncode, len(by_rank(done.stdout.decode()))) == (0, 2)
+
+
+class TestKeyboard:
+    def test_prompt_is_shown_before_its_answer(self):
+        with terminal("-n", 2, program("asks.py")) as job:
+            job.wait_for("[rank0]: How many? ")
+            job.enter("five")
+            code, out = job.finish()
+        assert (code, out) == (0, "five\n[rank0]: got five\n")
+
+    def test_prompt_is_shown_without_a_terminal(self):
+        command = [sys.executable, "-m", "dldist.run", "-n", "2", program("asks.py")]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        prompt = b"[rank0]: How many? "
+        assert process.stdout.read(len(prompt)) == prompt  # the test's deadline limits the wait
+        out, err = process.communicate(b"five\n", timeout=LIMIT_S)
+        assert (process.returncode, out, err) == (0, b"got five\n", b"")
+
+    def test_output_of_another_rank_does_not_join_the_prompt(self, tmp_path):
+        go = tmp_path / "go"
+        os.mkfifo(go)
+        with terminal("-n", 2, program("asks.py"), go) as job:
+            job.wait_for("[rank0]: How many? ")
+            go.write_text("now")
+            job.wait_for("\n[rank1]: now\n")
+            job.enter("five")
+            code, out = job.finish()
+        assert (code, out) == (0, "five\n[rank0]: got five\n")
 
 
 class TestFailing:
@@ -508,6 +541,14 @@ class TestPieces:
         lines = output.Lines(b">")
         out = b"".join(lines.feed(data[at : at + size]) for at in range(0, len(data), size)) + lines.flush()
         assert out == b">one\n>two\r\n\r> 10%\r> 20%\n>\xff\0\r\n>\n>last\n"
+
+    def test_rest_of_a_line_has_no_second_prefix(self):
+        lines = output.Lines(b">")
+        assert lines.feed(b"one\ntw") == b">one\n"
+        assert lines.take_start() == b">tw"
+        assert lines.feed(b"o") == b"" and lines.take_start() == b"o"
+        assert lines.feed(b"\nthree\nfo") == b"\n>three\n"
+        assert lines.flush() == b">fo\n"
 
     def test_unterminated_line_has_a_limit(self):
         lines = output.Lines(b">")
