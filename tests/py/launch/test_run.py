@@ -226,6 +226,32 @@ class TestKeyboard:
             code, out = job.finish()
         assert (code, out) == (0, "five\n[rank0]: got five\n")
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_breakpoint_of_any_rank_reads_the_terminal(self, rank):
+        with terminal("-n", 2, program("breaks.py"), rank) as job:
+            assert "-> value = 2" in job.wait_for("(Pdb) ")  # the line after the call, in the frame of the caller
+            job.enter("p rank, value")
+            assert f"({rank}, 1)" in job.wait_for("(Pdb) ")
+            job.enter("next")
+            job.wait_for("(Pdb) ")
+            job.enter("p value")
+            assert "\n2\n" in job.wait_for("(Pdb) ")
+            job.enter("continue")
+            code, _ = job.finish()
+        assert code == 0 and "[rank0]: end 2\n" in job.output and "[rank1]: end 2\n" in job.output
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_breakpoint_of_any_rank_reads_a_pipe(self, rank):
+        command = [sys.executable, "-m", "dldist.run", "-n", "2", program("breaks.py"), str(rank)]
+        done = subprocess.run(command, input="p value * 100\nc\n", capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"[rank{rank}]: (Pdb) 100\n" in done.stdout
+
+    def test_breakpoint_without_any_input_names_the_alternatives(self):
+        code, _, err = dlrun("-n", 2, program("breaks.py"), 1, start_new_session=True)
+        assert code == 1
+        assert "breakpoint(): rank 1 has no keyboard: stdin is empty" in err.splitlines()[-1]
+
 
 class TestFailing:
     FIRST = r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)"
