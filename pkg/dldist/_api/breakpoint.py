@@ -48,7 +48,8 @@ def _open_keyboard(rank: int) -> tuple[TextIO, TextIO | None]:
             return keyboard, open_file(path, "w") if keyboard.isatty() else None
         keyboard.close()
     raise RuntimeError(
-        f"breakpoint(): rank {rank} has no keyboard: stdin is empty, and there is no terminal; start the program in a terminal"
+        f"breakpoint(): rank {rank} has no keyboard: stdin is empty, and there is no terminal; start the program in a terminal, "
+        f"or attach a debugger with dlrun --debug {rank}"
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import pathlib
+import sys
 from typing import Any
 
 from dldist import __version__
@@ -62,6 +64,7 @@ _OPTIONS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--max-restarts", {"type": int, "default": 0, "metavar": "N", "help": "restart all ranks after a failure, at most N times"}),
         ("--shutdown-timeout", {"dest": "grace_s", "type": float, "default": GRACE_S, "metavar": "SECONDS",
          "help": f"time between the signal to end and the kill of remaining ranks (default: {GRACE_S:g})"}),
+        ("--debug", {"type": int, "metavar": "RANK", "help": "start this rank under debugpy, and wait until a debugger is attached"}),
         ("--bind-cores", {"dest": "has_bound_cores", "action": "store_true", "help": "bind each rank to its own cores"}),
         ("--log-dir", {"metavar": "DIR",
          "help": "write the output of ranks to DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log"}),
@@ -97,6 +100,8 @@ class Options(argparse.Namespace):
     redirects: dict[int | None, int]
     """KEEP_* bits of the streams to write to files and the console (tee) or only to files
     (redirects), by local rank, or under None for all ranks."""
+    debug: int | None
+    """The rank to start under debugpy, or None."""
     has_bound_cores: bool
     has_secret: bool
     is_module: bool
@@ -161,6 +166,12 @@ def _check(options: Options) -> None:
         raise ValueError(f"--node-rank must be from 0 to {options.nnodes - 1} with --nnodes {options.nnodes}, not {options.node_rank}")
     if options.is_module and not options.is_python:
         raise ValueError("got both -m and --no-python, expected one of them")
+    if options.debug is not None and not 0 <= options.debug < (options.nproc if options.nnodes == 1 else math.inf):
+        raise ValueError(f"--debug must be a rank of the job, not {options.debug}")
+    if options.debug is not None and not options.is_python:
+        raise ValueError("got both --debug and --no-python, expected one of them: debugpy needs a Python program")
+    if options.debug is not None and importlib.util.find_spec("debugpy") is None:
+        raise ValueError(f"--debug needs debugpy, which is not installed: {sys.executable} -m pip install debugpy")
     options.host, options.port = _endpoint(options)
     redirects = str(options.redirects)
     # With --log-dir but no choice of streams, write output to files and the console.

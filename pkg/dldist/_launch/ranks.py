@@ -70,11 +70,16 @@ def environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
     return env
 
 
-def command(options: launch_options.Options) -> list[str]:
+def command(options: launch_options.Options, rank: int | None = None) -> list[str]:
     if not options.is_python:
         return options.program
+    debugger = []
+    if rank is not None and rank == options.debug:
+        address = "127.0.0.1:5678"  # the port to which editors connect by default
+        debugger = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", address, "--wait-for-client"]
+        output.print_message(f"rank {rank} starts when a debugger is attached to debugpy at {address}")
     # -u: unbuffered, so that lines appear immediately and none is lost if the process dies.
-    return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
+    return [sys.executable, "-u", *debugger, *(["-m"] if options.is_module else []), *options.program]
 
 
 def missing_script_reason(options: launch_options.Options) -> str | None:
@@ -138,7 +143,7 @@ class Rank:
             # Popen warns of fork() with threads. It is safe here: no lock is taken before exec().
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = subprocess.Popen(
-                command(attempt.options),
+                command(attempt.options, self.rank),
                 bufsize=0,
                 # Only local rank 0 reads the keyboard, as under mpirun.
                 stdin=None if local_rank == 0 else subprocess.DEVNULL,

@@ -250,7 +250,26 @@ class TestKeyboard:
     def test_breakpoint_without_any_input_names_the_alternatives(self):
         code, _, err = dlrun("-n", 2, program("breaks.py"), 1, start_new_session=True)
         assert code == 1
-        assert "breakpoint(): rank 1 has no keyboard: stdin is empty" in err.splitlines()[-1]
+        assert "breakpoint(): rank 1 has no keyboard: stdin is empty" in err.splitlines()[-1] and "dlrun --debug 1" in err.splitlines()[-1]
+
+    def test_debug_starts_one_rank_under_debugpy(self, tmp_path):
+        package = tmp_path / "debugpy"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text("import os, sys; print(os.environ['RANK'], *sys.argv[1:])")
+        env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{with_this_path()['PYTHONPATH']}"}
+        code, out, err = dlrun("-n", 2, "--debug", 1, "-m", "json.tool", "--help", env=env)
+        assert code == 0, err
+        (line,) = (line for line in out.splitlines() if line.startswith("[rank1]"))
+        assert line == "[rank1]: 1 --listen 127.0.0.1:5678 --wait-for-client -m json.tool --help"
+        assert err == "dlrun: rank 1 starts when a debugger is attached to debugpy at 127.0.0.1:5678\n"
+        assert "[rank0]: usage: " in out
+
+    def test_debug_without_debugpy_names_the_package(self, capsys, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(SystemExit):
+            launch_options.parse(["--debug", "0", "x"])
+        assert "--debug needs debugpy, which is not installed: " in capsys.readouterr().err
 
 
 class TestFailing:
@@ -535,6 +554,8 @@ class TestOptions:
             (["--max-restarts", "-1", "x"], "--max-restarts must be 0 or more"),
             (["-m", "--no-python", "x"], "got both -m and --no-python"),
             ([], "required: program"),
+            (["-n", "2", "--debug", "2", "x"], "--debug must be a rank of the job, not 2"),
+            (["--debug", "0", "--no-python", "x"], "got both --debug and --no-python"),
             (["--rdzv-endpoint", "::1", "x"], "expected an IPv6 address in brackets"),
         ],
     )
