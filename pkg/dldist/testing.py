@@ -42,6 +42,8 @@ __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 _GRACE_S = 2.0
 _DUMP_S = 2.0
 _MARK = "_dldist_body"
+# pytest and unittest omit the frames of this module from tracebacks.
+__tracebackhide__ = __unittest = True
 
 
 class RanksFailed(AssertionError):
@@ -270,7 +272,9 @@ def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
     if first is not None and len(failed) == nranks and all(type(rank.error) is type(first) for rank in failed):
         first.add_note(text)
         raise first
-    raise RanksFailed(text) from None
+    lines = (failed[0].failure if first is None else traceback.format_exception_only(first)[0]).splitlines()
+    reason = lines[-1 if lines[0].startswith("Traceback") else 0].removesuffix(", here:")
+    raise RanksFailed(f"rank {failed[0].number}: {reason}\n{text}") from None
 
 
 # ---- threads
@@ -348,7 +352,8 @@ def _run_threads(
 
 def _raise_of_threads(errors: dict[int, BaseException], unfinished: dict[int, threading.Thread], nranks: int) -> NoReturn:
     order = sorted(errors, key=lambda rank: (child_calls.is_consequence(errors[rank]), rank))
-    if order and not unfinished and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
+    causes = {type(errors[rank]) for rank in order if not child_calls.is_consequence(errors[rank])}
+    if order and not unfinished and causes <= {type(errors[order[0]])}:
         raise errors[order[0]]
     texts = [f"---- rank {rank} ----\n{''.join(traceback.format_exception(errors[rank])).rstrip()}" for rank in order]
     frames = sys._current_frames()
@@ -356,8 +361,3 @@ def _raise_of_threads(errors: dict[int, BaseException], unfinished: dict[int, th
         where = frames.get(thread.ident or 0)
         texts.append(f"---- rank {rank} ----\nis still running, here:\n{''.join(traceback.format_stack(where)).rstrip()}")
     raise RanksFailed("\n".join([f"{len(texts)} of {nranks} ranks failed", *texts])) from None
-
-
-def _is_primary(error: BaseException, first: BaseException) -> bool:
-    """Return True if an exception has information that the first exception lacks."""
-    return not child_calls.is_consequence(error) and type(error) is not type(first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import pickle
@@ -17,6 +16,9 @@ from typing import Any
 
 from dldist._launch import child_calls, processes
 from dldist._objects import pickling
+
+# Test runners omit the frames of this module from tracebacks.
+__tracebackhide__ = __unittest = True
 
 
 def main(fd: int) -> None:
@@ -39,7 +41,15 @@ def _outcome(job: dict[str, Any]) -> bytes:
         return pickle.dumps((*child_calls.failure(error)[:2], None))
     except BaseException as error:
         reason = _skip_reason(error)
-        return pickle.dumps(("skip", reason) if reason is not None else child_calls.failure(error))
+        return pickle.dumps(("skip", reason) if reason is not None else child_calls.failure(_without_own_frames(error)))
+
+
+def _without_own_frames(error: BaseException) -> BaseException:
+    """Cut the library's frames before the body from a traceback."""
+    entry = error.__traceback__
+    while entry is not None and str(entry.tb_frame.f_globals.get("__name__")).startswith(("dldist.", "asyncio.", "importlib.")):
+        entry = entry.tb_next
+    return error.with_traceback(entry or error.__traceback__)
 
 
 def _skip_reason(error: BaseException) -> str | None:

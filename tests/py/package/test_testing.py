@@ -133,13 +133,18 @@ class TestRunRanks:
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_raises, 2, init=False)
         text = str(caught.value)
-        assert text.startswith("2 of 2 ranks failed: 0, 1\n---- rank 1 ----\n")
+        assert text.startswith("rank 1: LookupError: the culprit\n2 of 2 ranks failed: 0, 1\n---- rank 1 ----\n")
         assert "LookupError: the culprit" in text
         assert text.index("---- rank 0 ----") < text.index("DistAbortedError")
 
     def test_assertions_are_rewritten(self):
-        with pytest.raises(RanksFailed, match=r"assert \[1, 1\] == \[1, 0\]"):
+        with pytest.raises(RanksFailed, match=r"^rank 1: AssertionError: assert \[1, 1\] == \[1, 0\]\n"):
             run_ranks(one_asserts, 2, init=False)
+
+    def test_tracebacks_begin_in_the_function(self):
+        with pytest.raises(RanksFailed) as caught:
+            run_ranks(one_asserts, 2, init=False)
+        assert re.findall(r'File ".*/(\S+)", line \d+, in (\w+)', str(caught.value)) == [("test_testing.py", "one_asserts")]
 
     @pytest.mark.deadline(90)
     def test_deadline_shows_the_stack_of_a_rank(self):
@@ -307,6 +312,35 @@ class TestThreads:
         with pytest.raises(RanksFailed, match=r"(?s)---- rank 1 ----\nis still running, here:.*end\.wait\(30\)"):
             ranks()
         end.set()
+
+
+class TestPytest:
+    """Runs of pytest on a file of its own."""
+
+    LIMIT_S = 40
+
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", os.path.dirname(os.path.dirname(dldist.__file__)))
+        monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+    def run(self, *args):
+        # -P: without the working directory on the path, as the command pytest.
+        command = [sys.executable, "-P", *args, "-p", "no:cacheprovider", "-rf"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=self.LIMIT_S)
+        return done.returncode, done.stdout + done.stderr
+
+    @pytest.mark.parametrize("decorator", ["distributed(2, init=False)", "threads(2)"])
+    def test_output_has_no_source_of_the_library(self, tmp_path, decorator):
+        argument = "group" if decorator.startswith("threads") else ""
+        (tmp_path / "test_it.py").write_text(
+            f"from dldist.testing import distributed, threads\n@{decorator}\ndef test_it({argument}):\n    assert [1, 2] == [1, 3]\n"
+        )
+        code, out = self.run("-m", "pytest")
+        assert code == 1
+        assert "FAILED test_it.py::test_it - " in out
+        assert "_run(" not in out and "testing.py" not in out.replace("test_it.py", ""), out
 
 
 def test_import_does_not_need_pytest():
