@@ -190,13 +190,14 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
     if not is_function or module is None:
         main = file if module is sys.modules["__main__"] else None
         return {"pickle": pickling.dumps(fn), "main": os.path.abspath(main) if main else None}
+    loader = module.__loader__
     return {
         "module": fn.__module__,
         "file": os.path.abspath(file) if file else None,
         "qualname": fn.__qualname__,
         "is_method": is_method,
-        # True if pytest has rewritten the module's assertions here: the ranks then do so too.
-        "is_rewritten": type(module.__loader__).__name__ == "AssertionRewritingHook",
+        # pytest's option -v if pytest has rewritten the module's assertions here: the ranks then do so too.
+        "verbosity": loader.config.option.verbose if type(loader).__name__ == "AssertionRewritingHook" else None,  # type: ignore
     }
 
 

@@ -6,6 +6,7 @@ import faulthandler
 import importlib
 import importlib.machinery
 import importlib.util
+import io
 import pickle
 import resource
 import sys
@@ -86,9 +87,9 @@ def run_body(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _find(job: dict[str, Any]) -> Any:
     if "pickle" in job:
         if job["main"] is not None:
-            _import("__main__", job["main"], False)
+            _import("__main__", job["main"], None)
         return pickling.loads(job["pickle"])
-    owner, found = None, _import(job["module"], job["file"], job["is_rewritten"])
+    owner, found = None, _import(job["module"], job["file"], job["verbosity"])
     for name in job["qualname"].split("."):
         owner, found = found, getattr(found, name)
     # The name refers to the decorated test; its attribute _dldist_body is the function itself.
@@ -112,32 +113,55 @@ def _bind(body: Any, cls: Any, qualname: str) -> Any:
     return run
 
 
-def _import(name: str, file: str | None, is_rewritten: bool) -> Any:
-    """Import the module of a test: by file if only the test runner can find it by name."""
+def _import(name: str, file: str | None, verbosity: int | None) -> Any:
+    """Import the module of a test: by file if only the test runner can find it by name.
+
+    Rewrite its assertions as pytest does, unless `verbosity`, the one of pytest, is None.
+    """
     if name == "__main__" and file is not None:
         from multiprocessing import spawn
 
         spawn.import_main_path(file)
         return sys.modules["__main__"]
-    if not is_rewritten:
+    if verbosity is None:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:
             if file is None:
                 raise
+    else:
+        from _pytest.assertion import util
+
+        util._reprcompare = lambda op, left, right: _explain(op, left, right, verbosity)
     parent = name.rpartition(".")[0]
     if parent:
         try:
             importlib.import_module(parent)
         except ModuleNotFoundError:
             pass  # do nothing: the test runner derived the name from the path
-    loader = (_RewritingLoader if is_rewritten else importlib.machinery.SourceFileLoader)(name, str(file))
+    loader = (importlib.machinery.SourceFileLoader if verbosity is None else _RewritingLoader)(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     loader.exec_module(module)
     return module
+
+
+def _explain(op: str, left: object, right: object, verbosity: int) -> str | None:
+    """Explain a failed comparison by pytest's hook, for the assertions that pytest has rewritten."""
+    from _pytest._io import TerminalWriter
+    from _pytest.config import get_config
+
+    try:
+        config = get_config()
+        config.option.verbose = verbosity
+        vars(config).update(get_terminal_writer=lambda: TerminalWriter(io.StringIO()), get_verbosity=lambda kind=None: verbosity)
+        found = config.hook.pytest_assertrepr_compare(config=config, op=op, left=left, right=right)
+        lines = next((list(lines) for lines in found if lines), [])
+    except Exception:  # an unknown pytest: the explanation has one line
+        return None
+    return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%") or None
 
 
 class _RewritingLoader(importlib.machinery.SourceFileLoader):

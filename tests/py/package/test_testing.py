@@ -138,7 +138,7 @@ class TestRunRanks:
         assert text.index("---- rank 0 ----") < text.index("DistAbortedError")
 
     def test_assertions_are_rewritten(self):
-        with pytest.raises(RanksFailed, match=r"^rank 1: AssertionError: assert \[1, 1\] == \[1, 0\]\n"):
+        with pytest.raises(RanksFailed, match=r"(?s)^rank 1: AssertionError: assert \[1, 1\] == \[1, 0\]\n.*At index 1 diff: 1 != 0"):
             run_ranks(one_asserts, 2, init=False)
 
     def test_tracebacks_begin_in_the_function(self):
@@ -339,7 +339,7 @@ class TestPytest:
         )
         code, out = self.run("-m", "pytest")
         assert code == 1
-        assert "FAILED test_it.py::test_it - " in out
+        assert "At index 1 diff: 2 != 3" in out and "FAILED test_it.py::test_it - " in out
         assert "_run(" not in out and "testing.py" not in out.replace("test_it.py", ""), out
 
 
