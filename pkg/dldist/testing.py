@@ -17,6 +17,7 @@ import functools
 import inspect
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -55,13 +56,13 @@ class _Rank(child_calls.Call):
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
         self.has_timed_out = False
-        self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        self._files = [tempfile.TemporaryFile() for _ in ("stdout", "stderr", "stacks")]
         parent_end, child_end = connection.Pipe()
-        fd = child_end.fileno()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist._launch import testing_child as c; c.main({fd})"
+        fds = child_end.fileno(), self._files[2].fileno()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist._launch import testing_child as c; c.main(*{fds})"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
-            pass_fds=[fd],
+            pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stdout=self._files[0],
             stderr=self._files[1],
@@ -78,7 +79,7 @@ class _Rank(child_calls.Call):
         """Read the process's message, or record why there is none."""
         try:
             if not self.read_message():
-                self.failure = f"ended without a result: {self._describe_end()}\n{self.stderr()}"
+                self.failure = f"ended without a result: {self._describe_end()}\n{self._read(1)}"
         except Exception as error:
             self.failure = f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}"
             self.error = error
@@ -89,12 +90,10 @@ class _Rank(child_calls.Call):
 
     def record_timeout(self, seconds: float) -> None:
         self.has_timed_out = True
-        text = self.stderr()
-        at = text.rfind("Fatal Python error: Aborted")
-        self.failure = f"was still running after {seconds:.1f} s, here:\n{text[at:] if at >= 0 else text}"
-
-    def stderr(self) -> str:
-        return self._read(1)
+        lines = self._read(2).splitlines(keepends=True)
+        stacks = "".join(line for line in lines if not re.search(r'File "<(string|frozen importlib)|testing_child\.py"', line))
+        where = stacks or "unknown: the interpreter was starting, or the program handles SIGQUIT"
+        self.failure = f"was still running after {seconds:.1f} s, here:\n{where}"
 
     def _read(self, index: int) -> str:
         self._files[index].seek(0)
@@ -108,7 +107,8 @@ class _Rank(child_calls.Call):
         for index, stream in enumerate((sys.stdout, sys.stderr)):
             for line in self._read(index).splitlines():
                 print(f"[rank{self.number}]: {line}", file=stream)
-            self._files[index].close()
+        for file in self._files:
+            file.close()
 
 
 def run_ranks(
@@ -257,8 +257,8 @@ def _wait(ranks: list[_Rank], timeout: float) -> None:
             if rank.failure or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
     seconds = time.monotonic() - start
-    # On SIGABRT, faulthandler writes the position of each rank.
-    processes.end([rank.child for rank in late], signal.SIGABRT, _DUMP_S)
+    # On SIGQUIT, each rank writes its position.
+    processes.end([rank.child for rank in late], signal.SIGQUIT, _DUMP_S)
     for rank in late:
         rank.record_timeout(seconds)
 

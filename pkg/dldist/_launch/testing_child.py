@@ -9,6 +9,7 @@ import importlib.util
 import io
 import pickle
 import resource
+import signal
 import sys
 import types
 import unittest
@@ -22,9 +23,12 @@ from dldist._objects import pickling
 __tracebackhide__ = __unittest = True
 
 
-def main(fd: int) -> None:
+def main(fd: int, stacks_fd: int) -> None:
+    """Run the job of a pipe. On SIGQUIT, write the stacks of all threads to a file, and end."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    faulthandler.register(signal.SIGQUIT, stacks_fd, chain=True)
     channel = Connection(fd)
     job = pickle.loads(channel.recv_bytes())
     processes.kill_on_exit_of(job["parent"])

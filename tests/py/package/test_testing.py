@@ -147,14 +147,15 @@ class TestRunRanks:
         assert re.findall(r'File ".*/(\S+)", line \d+, in (\w+)', str(caught.value)) == [("test_testing.py", "one_asserts")]
 
     @pytest.mark.deadline(90)
-    def test_deadline_shows_the_stack_of_a_rank(self):
+    def test_deadline_shows_the_stack_of_a_rank(self, capsys):
         limit = under_load(4.0)  # the other rank ends within this
         began = time.monotonic()
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_hangs, 2, init=False, timeout=limit)
         assert limit <= time.monotonic() - began < 2.5 * limit
         assert re.search(r"---- rank 1 ----\nwas still running after \d", str(caught.value))
-        assert "in one_hangs" in str(caught.value)
+        assert "in one_hangs" in str(caught.value) and "testing_child" not in str(caught.value)
+        assert "Fatal" not in str(caught.value) and "one_hangs" not in capsys.readouterr().err
         assert "rank 0 ----" not in str(caught.value)
 
     def test_silent_exit_is_a_failure(self):
