@@ -190,12 +190,14 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
     if not is_function or module is None:
         main = file if module is sys.modules["__main__"] else None
         return {"pickle": pickling.dumps(fn), "main": os.path.abspath(main) if main else None}
-    loader = module.__loader__
+    names, loader = fn.__module__.split("."), module.__loader__
+    parents = [sys.modules.get(".".join(names[:count])) for count in range(1, len(names))]
     return {
         "module": fn.__module__,
         "file": os.path.abspath(file) if file else None,
         "qualname": fn.__qualname__,
         "is_method": is_method,
+        "packages": [(parent.__name__, parent.__file__, list(parent.__path__)) for parent in parents if parent and hasattr(parent, "__path__")],
         # pytest's option -v if pytest has rewritten the module's assertions here: the ranks then do so too.
         "verbosity": loader.config.option.verbose if type(loader).__name__ == "AssertionRewritingHook" else None,  # type: ignore
     }

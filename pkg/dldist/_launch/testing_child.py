@@ -93,6 +93,12 @@ def _find(job: dict[str, Any]) -> Any:
         if job["main"] is not None:
             _import("__main__", job["main"], None)
         return pickling.loads(job["pickle"])
+    for name, file, path in job["packages"]:
+        # The test runner may have derived the name from the path, so import each package by its file.
+        spec = importlib.util.spec_from_file_location(name, file) if file else importlib.machinery.ModuleSpec(name, None, is_package=True)
+        assert spec is not None
+        spec.submodule_search_locations = path
+        sys.modules.get(name) or _load(spec)
     owner, found = None, _import(job["module"], job["file"], job["verbosity"])
     for name in job["qualname"].split("."):
         owner, found = found, getattr(found, name)
@@ -117,6 +123,13 @@ def _bind(body: Any, cls: Any, qualname: str) -> Any:
     return run
 
 
+def _load(spec: importlib.machinery.ModuleSpec) -> Any:
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    if spec.loader is not None:
+        spec.loader.exec_module(module)
+    return module
+
+
 def _import(name: str, file: str | None, verbosity: int | None) -> Any:
     """Import the module of a test: by file if only the test runner can find it by name.
 
@@ -137,19 +150,10 @@ def _import(name: str, file: str | None, verbosity: int | None) -> Any:
         from _pytest.assertion import util
 
         util._reprcompare = lambda op, left, right: _explain(op, left, right, verbosity)
-    parent = name.rpartition(".")[0]
-    if parent:
-        try:
-            importlib.import_module(parent)
-        except ModuleNotFoundError:
-            pass  # do nothing: the test runner derived the name from the path
     loader = (importlib.machinery.SourceFileLoader if verbosity is None else _RewritingLoader)(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    loader.exec_module(module)
-    return module
+    return _load(spec)
 
 
 def _explain(op: str, left: object, right: object, verbosity: int) -> str | None:

@@ -343,6 +343,21 @@ class TestPytest:
         assert "At index 1 diff: 2 != 3" in out and "FAILED test_it.py::test_it - " in out
         assert "_run(" not in out and "testing.py" not in out.replace("test_it.py", ""), out
 
+    @pytest.mark.parametrize("has_init", [False, True])
+    def test_relative_imports_work_in_importlib_mode(self, tmp_path, has_init):
+        folder = tmp_path / "suite" / "inner"
+        folder.mkdir(parents=True)
+        (folder / "helper.py").write_text("VALUE = 5\n")
+        (folder / "test_it.py").write_text(
+            "from .helper import VALUE\nfrom dldist.testing import distributed\n"
+            "@distributed(2, init=False)\ndef test_it():\n    assert VALUE == 5\n"
+        )
+        if has_init:
+            (folder.parent / "__init__.py").touch()
+            (folder / "__init__.py").touch()
+        code, out = self.run("-m", "pytest", "--import-mode=importlib")
+        assert code == 0, out
+
 
 def test_import_does_not_need_pytest():
     code = "import sys, dldist.testing; print(sorted({'pytest', '_pytest', 'numpy'} & set(sys.modules)))"
