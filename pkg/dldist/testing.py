@@ -338,6 +338,7 @@ def _run_threads(
         try:
             with _core.Group(store, rank, nranks, timeout=timeout) as group:
                 results[rank] = testing_child.run_body(body, (*before, group, *after), kwargs)
+                testing_child.check_operations(store, nranks, threading.get_ident())
         except BaseException as error:
             errors[rank] = error
 

@@ -7,15 +7,20 @@ import importlib
 import importlib.machinery
 import importlib.util
 import io
+import linecache
+import os
 import pickle
+import re
 import resource
 import signal
 import sys
+import time
 import types
 import unittest
 from multiprocessing.connection import Connection
 from typing import Any
 
+from dldist import _core
 from dldist._launch import child_calls, processes
 from dldist._objects import pickling
 
@@ -54,7 +59,8 @@ def _without_own_frames(error: BaseException) -> BaseException:
     entry = error.__traceback__
     while entry is not None and str(entry.tb_frame.f_globals.get("__name__")).startswith(("dldist.", "asyncio.", "importlib.")):
         entry = entry.tb_next
-    return error.with_traceback(entry or error.__traceback__)
+    # An AssertionError without a body is from check_operations().
+    return error.with_traceback(entry or (None if isinstance(error, AssertionError) else error.__traceback__))
 
 
 def _skip_reason(error: BaseException) -> str | None:
@@ -66,16 +72,50 @@ def _skip_reason(error: BaseException) -> str | None:
 def _call(job: dict[str, Any]) -> Any:
     function = _find(job)
     args, kwargs = pickle.loads(job["arguments"])
-    if not job["init"]:
-        return run_body(function, args, kwargs)
     import dldist
 
-    dldist.init_process_group(timeout=job["timeout"])
+    if job["init"]:
+        dldist.init_process_group(timeout=job["timeout"])
     # After an exception, keep the world open, so that the end of the process reports a failed rank.
     result = run_body(function, args, kwargs)
-    if dldist.is_initialized():
+    world = dldist.group.WORLD if job["init"] else None
+    if world is None:
+        check_operations()
+    else:
+        check_operations(world.get_group_store(), world.size())
         dldist.destroy_process_group()
     return result
+
+
+def check_operations(store: _core.Store | None = None, nranks: int = 1, thread: int | None = None) -> None:
+    """Raise AssertionError if operations, of a thread or of the process, do not complete within 2 s.
+
+    Then wait until all ranks have checked, because the end of a group also ends the operations.
+    """
+    from dldist import flight_recorder
+
+    deadline = time.monotonic() + 2.0
+    entries = flight_recorder.entries(only_active=True)
+    left = [entry for entry in entries if not entry["retired"] and thread in (None, int(entry["thread_id"]))]
+    while left:
+        latest = {entry["record_id"]: entry for entry in flight_recorder.entries(stacks=False)}
+        left = [entry for entry in left if latest.get(entry["record_id"], entry)["state"] != "completed"]
+        if left and time.monotonic() > deadline:
+            raise AssertionError(f"operations are under way at the end of the test: {'; '.join(map(_describe, left))}")
+        time.sleep(0.01)
+    try:
+        if store is not None:
+            store.barrier("dldist.testing/checked", nranks, 1.0)
+    except _core.DistTimeoutError:
+        pass  # a rank has failed, or is still in the body; the test runner ends late ranks after 2 s
+
+
+def _describe(entry: dict[str, Any]) -> str:
+    """Describe a record of the flight recorder: operation, peer, and the line of the call."""
+    text = re.sub(r" \d+<-(-?)", r" from rank \1", entry["profiling_name"].partition(":")[2])
+    text = re.sub(r" \d+->", " to rank ", text).replace("rank -1", "any rank")
+    places = [(frame["filename"], frame["line"]) for frame in entry["frames"][:1]]
+    return text + "".join(f" ({os.path.basename(file)}:{line}: {linecache.getline(file, line).strip()})" for file, line in places)
 
 
 def run_body(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

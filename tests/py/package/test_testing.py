@@ -43,6 +43,15 @@ def one_asserts():
     assert values == [1, 0]
 
 
+def one_leaves_a_receive():
+    if dldist.get_rank() == 0:
+        dldist.irecv(memoryview(bytearray(8)), 1, tag=4)
+
+
+def all_leave_an_operation_that_ends():
+    dldist.all_reduce(memoryview(bytearray(8)), async_op=True)
+
+
 def one_hangs():
     if os.environ["RANK"] == "1":
         time.sleep(60)
@@ -145,6 +154,15 @@ class TestRunRanks:
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_asserts, 2, init=False)
         assert re.findall(r'File ".*/(\S+)", line \d+, in (\w+)', str(caught.value)) == [("test_testing.py", "one_asserts")]
+
+    def test_operation_under_way_at_the_end_is_a_failure(self):
+        line = r"\(test_testing\.py:\d+: dldist\.irecv\(memoryview\(bytearray\(8\)\), 1, tag=4\)\)"
+        words = f"^rank 0: AssertionError: operations are under way at the end of the test: recv from rank 1 {line}\n1 of 2 ranks"
+        with pytest.raises(RanksFailed, match=words):
+            run_ranks(one_leaves_a_receive, 2)
+
+    def test_operation_that_ends_need_not_be_waited_for(self):
+        run_ranks(all_leave_an_operation_that_ends, 2)
 
     @pytest.mark.deadline(90)
     def test_deadline_shows_the_stack_of_a_rank(self, capsys):
@@ -313,6 +331,16 @@ class TestThreads:
         with pytest.raises(RanksFailed, match=r"(?s)---- rank 1 ----\nis still running, here:.*end\.wait\(30\)"):
             ranks()
         end.set()
+
+
+    def test_operation_of_a_thread_under_way_at_the_end_is_a_failure(self):
+        @threads(2)
+        def ranks(group):
+            if group.rank == 1:
+                group.irecv(memoryview(bytearray(8)), tag=7)
+
+        with pytest.raises(AssertionError, match=r"under way at the end of the test: recv from any rank \(test_testing\.py:\d+: group\.irecv"):
+            ranks()
 
 
 class TestPytest:
