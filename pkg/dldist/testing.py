@@ -165,13 +165,19 @@ def distributed(
         raise TypeError("distributed(): got a function, expected a call: @distributed() or @distributed(nranks=3)")
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
-        is_method = next(iter(inspect.signature(body).parameters), None) == "self"
+        signature = inspect.signature(body)
+        names = list(signature.parameters)
+        is_method, has_world = names[:1] == ["self"], init and "world" in names
 
         @functools.wraps(body)
         def test(*args: Any, **kwargs: Any) -> None:
             # Each rank creates its own instance, because few instances can be pickled.
-            _run(_target(body, is_method), nranks, args[1:] if is_method else args, kwargs, timeout, env, init)
+            target = _target(body, is_method) | {"has_world": has_world}
+            _run(target, nranks, args[1:] if is_method else args, kwargs, timeout, env, init)
 
+        if has_world:  # otherwise pytest would look for a fixture
+            rest = [parameter for name, parameter in signature.parameters.items() if name != "world"]
+            test.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
         setattr(test, _MARK, body)
         return test
 

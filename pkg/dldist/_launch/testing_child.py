@@ -76,6 +76,8 @@ def _call(job: dict[str, Any]) -> Any:
 
     if job["init"]:
         dldist.init_process_group(timeout=job["timeout"])
+    if job.get("has_world"):
+        kwargs["world"] = dldist.default_world()
     # After an exception, keep the world open, so that the end of the process reports a failed rank.
     result = run_body(function, args, kwargs)
     world = dldist.group.WORLD if job["init"] else None

@@ -13,6 +13,7 @@ import dldist
 import pytest
 from dldist.testing import RanksFailed, distributed, run_ranks, threads
 from procs import under_load
+from terminal import Terminal
 
 
 def own_group(**how):
@@ -255,8 +256,28 @@ def test_ranks_get_parameters_and_fixtures(word, tmp_path):
         assert [(tmp_path / str(rank)).read_text() for rank in range(group.size)] == [word, word]
 
 
+@pytest.mark.parametrize("word", ["a"])
+@distributed(nranks=2)
+def test_argument_world_is_the_default_world(world, word):
+    assert (world is dldist.default_world(), word, world.size) == (True, "a", 2)
+
+
+@pytest.fixture
+def world():
+    return "a fixture"
+
+
+@distributed(nranks=1, init=False)
+def test_argument_world_is_a_fixture_without_a_default_world(world):
+    assert world == "a fixture"
+
+
 class TestMethods:
     VALUE = 3
+
+    @distributed(nranks=1)
+    def test_method_takes_the_world(self, world):
+        assert world.size == 1
 
     @distributed(nranks=2, init=False)
     def test_method_runs_on_ranks(self):
@@ -384,6 +405,20 @@ class TestPytest:
             (folder.parent / "__init__.py").touch()
             (folder / "__init__.py").touch()
         code, out = self.run("-m", "pytest", "--import-mode=importlib")
+        assert code == 0, out
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_breakpoint_of_a_rank_reads_the_terminal(self, tmp_path, rank):
+        (tmp_path / "test_it.py").write_text(
+            "import dldist\nfrom dldist.testing import distributed\n@distributed(2)\ndef test_it(world):\n"
+            f"    dldist.breakpoint({rank})\n    world.barrier()\n"
+        )
+        with Terminal([sys.executable, "-m", "pytest", "-p", "no:cacheprovider"], self.LIMIT_S) as job:
+            assert "-> world.barrier()" in job.wait_for("(Pdb) ")
+            job.enter("p 100 + world.rank")
+            job.wait_for(f"\n{100 + rank}\n(Pdb) ")
+            job.enter("c")
+            code, out = job.finish()
         assert code == 0, out
 
 
