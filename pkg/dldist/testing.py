@@ -27,6 +27,7 @@ import time
 import traceback
 import types
 import unittest
+import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from typing import Any, NoReturn
@@ -43,6 +44,8 @@ __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 _GRACE_S = 2.0
 _DUMP_S = 2.0
 _MARK = "_dldist_body"
+# The options of coverage.py that also apply to the ranks.
+_COVERAGE_OPTIONS = [f"run:{name}" for name in "branch source source_pkgs include omit relative_files".split()]
 # pytest and unittest omit the frames of this module from tracebacks.
 __tracebackhide__ = __unittest = True
 
@@ -56,7 +59,7 @@ class _Rank(child_calls.Call):
 
     def __init__(self, number: int, env: dict[str, str], job: bytes) -> None:
         self.has_timed_out = False
-        self._files = [tempfile.TemporaryFile() for _ in ("stdout", "stderr", "stacks")]
+        self._files = [tempfile.TemporaryFile() for _ in ("stdout", "stderr", "report")]
         parent_end, child_end = connection.Pipe()
         fds = child_end.fileno(), self._files[2].fileno()
         code = f"import sys; sys.path[:] = {sys.path!r}; from dldist._launch import testing_child as c; c.main(*{fds})"
@@ -98,6 +101,14 @@ class _Rank(child_calls.Call):
     def _read(self, index: int) -> str:
         self._files[index].seek(0)
         return self._files[index].read().decode(errors="replace")
+
+    def add_coverage(self, data: Any) -> None:
+        """Add the lines that the rank has run to the data of coverage.py."""
+        self._files[2].seek(0)
+        if not self.has_timed_out and (report := self._files[2].read()):
+            new = type(data)(no_disk=True)
+            new.loads(report)
+            data.update(new)
 
     def close(self) -> None:
         """End the process, and print the output."""
@@ -232,14 +243,22 @@ def _run(
     to_timedelta(timeout)  # checks it
     env = argument_names.convert("env", lambda each: {os.fsdecode(k): os.fsdecode(v) for k, v in dict(each).items()}, env or {}, "texts by name")
     store, environments = rank_environment.serve_store(nranks)
+    coverage = getattr(sys.modules.get("coverage"), "Coverage", None)
+    measurement = coverage.current() if coverage is not None else None
+    options = measurement and {name: measurement.get_option(name) for name in _COVERAGE_OPTIONS}
     job = pickle.dumps(
-        {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
+        {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout, "coverage": options}
     )
     ranks: list[_Rank] = []
     try:
         for number, place in enumerate(environments):
             ranks.append(_Rank(number, {**os.environ, **place, **env}, job))
         _wait(ranks, timeout)
+        if measurement is not None:
+            with warnings.catch_warnings(action="ignore"):  # get_data() warns of modules that are imported later
+                data = measurement.get_data()
+            for rank in ranks:
+                rank.add_coverage(data)
     finally:
         for rank in ranks:
             rank.close()

@@ -28,18 +28,35 @@ from dldist._objects import pickling
 __tracebackhide__ = __unittest = True
 
 
-def main(fd: int, stacks_fd: int) -> None:
-    """Run the job of a pipe. On SIGQUIT, write the stacks of all threads to a file, and end."""
+def main(fd: int, report_fd: int) -> None:
+    """Run the job of a pipe. Write coverage to a file; on SIGQUIT, the stacks of all threads instead."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    faulthandler.register(signal.SIGQUIT, stacks_fd, chain=True)
+    faulthandler.register(signal.SIGQUIT, report_fd, chain=True)
     channel = Connection(fd)
     job = pickle.loads(channel.recv_bytes())
     processes.kill_on_exit_of(job["parent"])
+    measurement = _measure_coverage(job["coverage"])
     data = _outcome(job)
+    if measurement is not None:
+        measurement.stop()
+        with open(report_fd, "wb", closefd=False) as file:
+            file.write(measurement.get_data().dumps())
     sys.stdout.flush()
     channel.send_bytes(data)
+
+
+def _measure_coverage(options: dict[str, Any] | None) -> Any:
+    """Start to measure coverage as the test runner does, unless a configuration has started coverage.py."""
+    coverage = None if options is None else importlib.import_module("coverage").Coverage
+    if coverage is None or coverage.current() is not None:
+        return None
+    measurement = coverage(data_file=None, config_file=False)
+    for name, value in (options or {}).items():
+        measurement.set_option(name, value)
+    measurement.start()
+    return measurement
 
 
 def _outcome(job: dict[str, Any]) -> bytes:

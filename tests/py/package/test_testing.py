@@ -407,6 +407,20 @@ class TestPytest:
         code, out = self.run("-m", "pytest", "--import-mode=importlib")
         assert code == 0, out
 
+    def test_coverage_includes_the_ranks(self, tmp_path):
+        coverage = pytest.importorskip("coverage")
+        (tmp_path / "library.py").write_text("def branch(rank):\n    if rank:\n        return 1\n    return 0\n")
+        (tmp_path / "test_it.py").write_text(
+            "from dldist.testing import distributed\n@distributed(2)\ndef test_it(world):\n"
+            "    import library\n    assert library.branch(world.rank) == world.rank\n"
+        )
+        os.environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+        code, out = self.run("-m", "coverage", "run", "--source=.", "-m", "pytest")
+        assert code == 0, out
+        data = coverage.CoverageData(str(tmp_path / ".coverage"))
+        data.read()
+        assert sorted(data.lines(str(tmp_path / "library.py"))) == [1, 2, 3, 4]
+
     @pytest.mark.parametrize("rank", [0, 1])
     def test_breakpoint_of_a_rank_reads_the_terminal(self, tmp_path, rank):
         (tmp_path / "test_it.py").write_text(
