@@ -858,7 +858,8 @@ def default_world() -> World | None:
     """Return the World of the default group. Its methods are the calls without a `group` argument.
 
     Returns:
-        The World, or None if the default group does not use dldist's CPU backend.
+        The World, or None if the default group does not use dldist's CPU backend. The backend
+        "fake", for example, has no World, because it does not communicate.
 
     Example:
         >>> dist.default_world().all_gather_object("hello")
