@@ -423,7 +423,7 @@ def scatter(
 def _check_roots_list(tensors: Tensors | None, calls: Any, root: int | None, name: str, role: str) -> None:
     if calls.rank == root and not tensors:
         raise ValueError(f"{argument_names.title(name)} must be specified on {role} rank: got {tensors!r}, expected a list of tensors")
-    if tensors and calls.rank != root in range(calls.size):
+    if tensors and root is not None and calls.rank != root in range(calls.size):
         raise ValueError(f"{argument_names.title(name)} must NOT be specified on non-{role} ranks: got {tensors!r:.99}, expected None")
 
 
