@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
-import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,7 +17,7 @@ from dldist._backends.backend_names import Backend, device_type_of, is_nccl_avai
 from dldist._backends.process_group import ProcessGroup, abort_with_reason
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 from dldist._backends.world_backend import world_of_group
-from dldist._base import argument_names
+from dldist._base import argument_names, uncaught
 from dldist._base.options import as_int
 from dldist._base.rank_lists import read_ranks
 from dldist.types import AnyGroup
@@ -133,7 +131,8 @@ def init_process_group(
         raise
     world.default_pg = pg
     world.init_method = init_method
-    _prefix_tracebacks(pg.rank())
+    uncaught.aborts[_abort_all_groups] = None
+    uncaught.install(f"[rank{pg.rank()}]: ")
     try:
         _barrier_if_enabled(pg.rank(), world.pg_map[pg][1], name, pg.size(), factory.timeout)
     except BaseException as error:
@@ -177,25 +176,6 @@ def _check_device_id(device_id: Any) -> Any:
     if getattr(device_id, "index", 0) is None or device_id == "cuda":
         raise ValueError(f"device_id has no index: got {device_id}, expected a device such as cuda:0")
     return device_id
-
-
-def _prefix_tracebacks(rank: int) -> None:
-    """Start every line of an uncaught exception's traceback with the rank."""
-    previous = getattr(sys.excepthook, "_dldist_previous", sys.excepthook)
-
-    def show(*exception: Any) -> None:
-        stderr, sys.stderr = sys.stderr, io.StringIO()
-        try:
-            previous(*exception)
-        finally:
-            text, sys.stderr = sys.stderr.getvalue(), stderr
-        sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
-        sys.stderr.flush()
-
-    # The process is about to exit, so print the whole traceback, even if Ctrl-C interrupts.
-    hook = functools.partial(_core._call_despite_ctrl_c, show)
-    hook._dldist_previous = previous  # type: ignore[attr-defined]
-    sys.excepthook = hook
 
 
 # ---- a barrier in the store
@@ -728,6 +708,13 @@ def _start_aborts(groups: list[ProcessGroup], reason: str) -> None:
     for group in _nccl_groups([pg for pg in groups if type(pg).abort is ProcessGroup.abort], "abort"):
         if not group.is_closed:
             group.abort(reason, 0)
+
+
+def _abort_all_groups(reason: str) -> None:
+    """Abort the groups of the default world, which stay registered for exit functions."""
+    groups = registry._world.newest_first()
+    _start_aborts(groups, reason)
+    call_all([world.abort for pg in groups if (world := world_of_group(pg)) is not None], reason)
 
 
 def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGroup]:

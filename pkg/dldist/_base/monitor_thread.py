@@ -8,10 +8,11 @@ import _weakref
 import os
 import sys
 import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 from dldist import _core
-from dldist._base import settings
+from dldist._base import settings, uncaught
 from dldist._base.options import DebugLevel, get_debug_level
 
 STOP_TIMEOUT_S = 1.0
@@ -29,11 +30,21 @@ def add(group: _core.Group) -> None:
     """Make the monitor watch a group until remove() or until the group is garbage-collected."""
     number = _core._monitor_add_group(group)
     _numbers[_weakref.ref(group, _forget)] = number
+    uncaught.aborts[abort_all] = None
+    uncaught.install()
 
 
 def remove(group: _core.Group) -> None:
     """Stop watching a group that has ended. The monitor first reports its failure, if any."""
     _forget(_weakref.ref(group))
+
+
+def abort_all(reason: str) -> None:
+    """Abort all groups that the monitor watches."""
+    for group in [reference() for reference in list(_numbers)]:
+        if group is not None:
+            with suppress(Exception):
+                group.abort(reason)
 
 
 def _forget(reference: weakref.ref[_core.Group]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
+from dldist._base import uncaught
 from dldist._launch import child_calls, processes, rank_environment
 from dldist._objects import pickling
 
@@ -78,6 +79,7 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
         os._exit(128 + signal.SIGINT)  # exit silently: the parent handles the Ctrl-C
     except Exception as error:
         channel.send_bytes(pickle.dumps(child_calls.failure(error)))
+        uncaught.abort_groups(error)
         sys.exit(1)
     channel.send_bytes(data)
 
