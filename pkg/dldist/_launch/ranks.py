@@ -202,7 +202,7 @@ class Rank:
             seconds=time.monotonic() - self._started_at,
             when=report.now(),
             tail=tail.decode(errors="replace"),
-            is_consequence=report.is_consequence(code, tail),
+            is_consequence=report.is_consequence(code, tail, self.pid),
         )
 
     def close(self) -> None:

@@ -618,6 +618,14 @@ class TestPieces:
         assert not report.is_consequence(-9, lost)
         assert not report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
 
+    @pytest.mark.parametrize("text", [b"lost rank 1 (a, pid 47): x", b"rank 1 (a, pid 47) aborted the group: x"])
+    def test_consequence_names_another_rank_in_any_exception(self, text):
+        tail = b"Traceback (most recent call last):\n  f()\njax.errors.JaxRuntimeError: UNKNOWN: MPI error: " + text + b"\n"
+        assert report.blamed_pid(tail) == 47
+        assert report.is_consequence(1, tail, 46)
+        assert not report.is_consequence(1, tail, 47)
+        assert not report.is_consequence(1, tail.replace(b"pid 47", b"no pid"), 46)
+
     def test_prefix_of_a_rank_is_removed_from_its_traceback(self):
         """Tracebacks of ranks in a default world have this prefix. It must be stripped to find the
         lost rank."""
