@@ -14,6 +14,9 @@ MODULES = {
     "compile_or_get_cached": ("jax._src.compiler",),
     "ExecuteReplicated": ("jax._src.interpreters.pxla",),
     "global_state": ("jax._src.distributed",),
+    # Functions that JAX registers with atexit.
+    "clean_up": ("jax._src.api",),
+    "wait_for_tokens": ("jax._src.dispatch",),
     # Names that reductions of float16 need.
     "_lowerings": ("jax.interpreters.mlir",),
     "psum_p": ("jax._src.lax.parallel",),

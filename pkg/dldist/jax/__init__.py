@@ -12,6 +12,8 @@ explains the implementation and its limits.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import logging
 import os
 import sys
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dldist import _core
+from dldist._base import uncaught
 from dldist._base.array_types import Timeout
 from dldist._base.options import to_timedelta
 from dldist.world import World
@@ -26,9 +29,11 @@ from dldist.world import World
 __all__ = ["environment", "initialize", "install", "library"]
 
 _MAX_NAMED = 8
+_PREEMPTION = "JAX_ENABLE_PREEMPTION_SERVICE"
 _STORE_KEY = "dldist/store"
 _RENDEZVOUS_TIMEOUT_S = 300.0
 _TIMEOUT_S = 1800.0
+_COORDINATOR_DELAY_S = 0.3
 
 _timeout: Timeout = _TIMEOUT_S
 
@@ -51,11 +56,14 @@ def library() -> str:
 def environment() -> dict[str, str]:
     """Return the environment variables that make JAX use dldist. Set them before importing JAX.
 
+    JAX's preemption service is off, so that SIGTERM ends a process, unless it is set already.
+
     Example:
         >>> sorted(environment())
-        ['JAX_CPU_COLLECTIVES_IMPLEMENTATION', 'MPITRAMPOLINE_LIB']
+        ['JAX_CPU_COLLECTIVES_IMPLEMENTATION', 'JAX_ENABLE_PREEMPTION_SERVICE', 'MPITRAMPOLINE_LIB']
     """
-    return {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi", "MPITRAMPOLINE_LIB": library()}
+    service = os.environ.get(_PREEMPTION, "0")
+    return {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi", "MPITRAMPOLINE_LIB": library(), _PREEMPTION: service}
 
 
 def install(timeout: Timeout = _TIMEOUT_S) -> None:
@@ -70,10 +78,11 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
     global _timeout
     limit = to_timedelta(timeout)
     variables = environment()
-    if "jaxlib" in sys.modules and any(os.environ.get(name) != value for name, value in variables.items()):
-        raise RuntimeError("dldist.jax.install(): JAX is already imported; call install() before JAX is imported")
+    if "jaxlib" in sys.modules and any(os.environ.get(name, "0") != value for name, value in variables.items()):
+        raise RuntimeError("dldist.jax.install(): JAX is already imported; call dldist.jax.install() above `import jax`")
     os.environ.update(variables)
     _timeout = limit
+    _prepare_for_failures()
 
 
 def initialize(timeout: Timeout = _TIMEOUT_S, connect_timeout: Timeout = _RENDEZVOUS_TIMEOUT_S, **options: Any) -> None:
@@ -119,6 +128,7 @@ def _begin() -> object:
     An error is logged here and raised by each collective, because XLA ignores errors of this call.
     """
     rank, size = 0, 1
+    _prepare_for_failures()
     try:
         from dldist._base import jax_internals
 
@@ -203,3 +213,29 @@ def _connect(client: Any, host: str, size: int) -> _core.Store:
     if not reply.isdigit():
         raise RuntimeError(reply)
     return _core.TCPStore(host, int(reply), size, False, _RENDEZVOUS_TIMEOUT_S)
+
+
+# ---- when the program fails
+
+
+def _prepare_for_failures() -> None:
+    uncaught.endings[_skip_exit_barrier] = None
+    uncaught.install()
+
+
+def _skip_exit_barrier() -> float:
+    """Keep JAX's exit functions from waiting for the other processes, up to five minutes.
+
+    Return seconds to delay the exit of process 0, because JAX then ends the other processes.
+    """
+    from dldist._base import jax_internals
+
+    if "jax" not in sys.modules or (state := jax_internals.find("global_state")).client is None:
+        return 0.0
+    for name in ("clean_up", "wait_for_tokens"):
+        atexit.unregister(jax_internals.find(name))
+    delay_s = 0.0 if state.service is None else _COORDINATOR_DELAY_S
+    for name in ("preemption_sync_manager", "client", "service"):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(state, name)))  # the destructors wait too
+        setattr(state, name, None)
+    return delay_s

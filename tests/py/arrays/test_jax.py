@@ -192,7 +192,7 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    assert "JAX is already imported" in run_program(text)
+    assert "call dldist.jax.install() above `import jax`" in run_program(text)
     assert run_program("import dldist.jax; dldist.jax.install(); import jax; dldist.jax.install(); print('fine')") == "fine\n"
 
 
