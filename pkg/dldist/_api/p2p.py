@@ -216,7 +216,14 @@ def probe(
 def iprobe(
     src: int | None = None, group: AnyGroup | None = None, tag: int = ANY_TAG, group_src: int | None = None
 ) -> probes.MessageInfo | None:
-    """Return a message that has arrived, or None. Does not wait. Arguments as in probe."""
+    """Return a message that has arrived, or None. Does not wait.
+
+    Args:
+        src: As in probe.
+        group: As in probe.
+        tag: As in probe.
+        group_src: As in probe.
+    """
     return _probe("iprobe", src, group, tag, group_src, False, None)
 
 

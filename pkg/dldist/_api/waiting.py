@@ -50,7 +50,9 @@ def wait_any(works: Works, timeout: Timeout | None = None) -> int:
 def wait_some(works: Works, timeout: Timeout | None = None) -> list[int]:
     """Wait until at least one of the works has ended. Return the indexes of all that have ended.
 
-    Arguments and exceptions as in wait_any.
+    Args:
+        works: As in wait_any.
+        timeout: As in wait_any.
     """
     return _wait("wait_some", works, timeout)
 
@@ -58,7 +60,8 @@ def wait_some(works: Works, timeout: Timeout | None = None) -> list[int]:
 def test_any(works: Works) -> int | None:
     """Return the index of a work that has ended, or None if there is none. Does not wait.
 
-    A failed work's exception is raised.
+    Args:
+        works: Works of any groups; None is ignored. A failed work's exception is raised.
     """
     _check("test_any", works, (_core.Work,))
     ended = _ended(works)

@@ -149,7 +149,7 @@ RANKS = [
     Bad("dist.send(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.irecv(f(1), 2)", "ValueError", "invalid rank: got 2", torch_error=None, why=ENDS_TORCH),
     Bad("dist.irecv(f(1), other, group_src=other)", "ValueError", BOTH),
-    Bad("dist.irecv(f(1), other, tag=-1)", "RuntimeError", "'tag' is negative"),
+    Bad("dist.irecv(f(1), other, tag=-2)", "RuntimeError", "'tag' is negative"),
     Bad("dist.recv(f(1), 2)", "ValueError", "invalid rank: got 2", torch_error=None, why=ENDS_TORCH),
     Bad("dist.recv(f(1), other, group_src=other)", "ValueError", BOTH),
     Bad("dist.recv(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
