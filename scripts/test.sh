@@ -28,4 +28,8 @@ else
     echo "   --all also runs exhaustive tests, and tests of PyTorch, JAX, UCC and type checkers"
 fi
 
+# Otherwise the first tests that need these libraries would build them, within their deadlines.
+if command -v make >/dev/null; then
+    make -s -j2 stubs
+fi
 bash scripts/pytest.sh "$venv/bin/python" tests/py "$@"

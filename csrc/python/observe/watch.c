@@ -194,7 +194,9 @@ handle_signal(py_watch *watch, long number)
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &handled->before) != 0) {
-        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
+        PyErr_Format(PyExc_ValueError,
+                     "dump_on_signal(): argument 'signum': got %ld, expected a signal that can be handled",
+                     number);
         dd_mem_free(handled);
         return false;
     }

@@ -303,7 +303,7 @@ def test_bool_is_accepted_as_a_rank(pair):
 
 @pytest.mark.parametrize("name", TAGS)
 def test_wrong_tags_are_rejected(group, name):
-    for tag in (-1, -(2**63)):
+    for tag in (-1 if "send" in name else -2, -(2**63)):  # -1 is ANY_TAG
         check_refused(lambda: TAGS[name](group, tag), "tag")
     for tag in (1.0, "1", [1], 2**63, -(2**63) - 1):
         with pytest.raises(TypeError, match="tag"):

@@ -107,8 +107,8 @@ def test_signal_needs_a_monitor_and_a_valid_number():
     ) == [
         "RuntimeError no group of several ranks has been made yet, so nothing is monitored",
         "False",
-        "ValueError signal 0 cannot ask for dumps",
-        "ValueError signal 999 cannot ask for dumps",
+        "ValueError dump_on_signal(): argument 'signum': got 0, expected a signal that can be handled",
+        "ValueError dump_on_signal(): argument 'signum': got 999, expected a signal that can be handled",
     ]
 
 

@@ -72,6 +72,8 @@ BLOCKING = {
     "Plan.__call__": "g.plan_all_reduce(x)()",
     "Plan.wait": "started(g.plan_all_reduce(x)).wait()",
     "wait_all": "dldist.wait_all([started(g.plan_all_reduce(x))])",
+    "wait_any": "dldist.wait_any([g.irecv(x, 1)])",
+    "wait_some": "dldist.wait_some([g.irecv(x, 1)])",
     # ---- worlds
     "World.__init__": "dldist.World(init_method=free_place(), rank=0, world_size=2, timeout=60)",
     "World.__init__ without rank 0": "dldist.World(init_method=free_place(), rank=1, world_size=2, timeout=60)",
@@ -87,6 +89,7 @@ BLOCKING = {
     "World.all_to_all_objects": "g.all_to_all_objects(['a', 'b'])",
     "World.send_object": "g.send_object(bytes(large), 1)",
     "World.recv_object": "g.recv_object(1)",
+    "World.probe": "g.probe(1)",
     "World.recv_object_with_source": "g.recv_object_with_source(1)",
     # ---- one-sided calls; without shared memory, put, get and flush wait for a rank that does not
     # answer
@@ -115,6 +118,7 @@ BLOCKING = {
     # ---- the module's calls
     "all_reduce": "dldist.all_reduce(x, group=pg)",
     "all_reduce_coalesced": "dldist.all_reduce_coalesced([x, y], group=pg)",
+    "probe": "dldist.probe(1, pg)",
     "broadcast": "dldist.broadcast(x, 1, pg)",
     "reduce": "dldist.reduce(x, 0, group=pg)",
     "all_gather": "dldist.all_gather(xs, x, pg)",
@@ -196,7 +200,7 @@ NOT_BLOCKING = {
     *(f"Group.{name}" for name in dir(_core.Group) if name.startswith("plan_")),
     *("Group." + name for name in "isend irecv batch_isend_irecv coalesce empty abort revoke memory_stats resume".split()),
     *("Work." + name for name in "is_completed is_success exception result source_rank get_future get_future_result".split()),
-    *("Work." + name for name in "block_current_stream boxed unbox".split()),
+    *("Work." + name for name in "block_current_stream boxed cancel received_nbytes received_tag unbox".split()),
     *("Plan." + name for name in "start is_completed close".split()),
     *("Window." + name for name in "signal take_signal get_buffer get_remote_tensor get_signal_pad close".split()),
     *("c10d Window." + name for name in "map_remote_tensor signal get_attr".split()),
@@ -207,11 +211,12 @@ NOT_BLOCKING = {
     "SharedArray.tolist",
     *("Future." + name for name in "done value exception set_result set_exception add_done_callback then".split()),
     "World.abort",
+    "World.iprobe",
     *"""abort batch_isend_irecv default_world empty get_backend get_backend_config get_backend_impl get_debug_level
     get_default_backend_for_device get_global_rank get_group_rank get_node_local_rank get_pg_count get_process_group_ranks get_rank
-    get_world_size irecv is_available is_backend_available is_gloo_available is_initialized is_launched is_mpi_available
+    get_world_size iprobe irecv is_available is_backend_available is_gloo_available is_initialized is_launched is_mpi_available
     is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available isend register_rendezvous_handler set_debug_level
-    set_debug_level_from_env set_log_level set_timeout supports_complex""".split(),
+    set_debug_level_from_env set_log_level set_timeout supports_complex test_any""".split(),
 }
 
 # Blocking calls that are tested elsewhere or through the named calls; with the reason.

@@ -101,6 +101,12 @@ def messages(group: dist.Group) -> None:
     works += dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1), dist.P2POp(dist.irecv, y, 1)])
     for work in works:
         assert_type(work.wait(), bool)
+    assert_type(dist.probe(1, tag=dist.ANY_TAG), dist.MessageInfo)
+    assert_type(dist.iprobe(group=group), dist.MessageInfo | None)
+    assert_type(dist.wait_any([None, *works], timeout=2.0), int)
+    assert_type(dist.wait_some(works), list[int])
+    assert_type(dist.test_any(works), int | None)
+    dist.wait_all(works)
 
 
 def objects() -> None:
