@@ -143,8 +143,10 @@ static size_t
 size_of(const dd_coll_args *args, bool is_partial)
 {
     dd_dtype dtype = args->reduction.dtype;
-    return dd_coll_is_folding(args->coll) ? dd_dtype_size(is_partial ? dd_reduce_accumulator(dtype) : dtype)
-                                          : 1;
+    if (!dd_coll_is_folding(args->coll)) {
+        return 1;
+    }
+    return is_partial ? dd_reduce_partial_size(dtype, args->reduction.op) : dd_dtype_size(dtype);
 }
 
 size_t

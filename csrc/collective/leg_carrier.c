@@ -226,12 +226,22 @@ dd_run_has_carrier(const dd_run *run)
     return run->carried.carrier != NULL && run->env.topology->nranks > 1;
 }
 
+/* Return true if no library has the reduction: AVG of integers, in wider integers. */
+static bool
+is_own_reduction(const dd_coll_args *args)
+{
+    const dd_reduction *reduction = &args->reduction;
+    size_t plain = dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
+    return dd_coll_is_folding(args->coll) &&
+           dd_reduce_partial_size(reduction->dtype, reduction->op) != plain;
+}
+
 static void
 carrier_leg_start(dd_run *run, const dd_leg *leg)
 {
     dd_run_carried *carried = &run->carried;
     carried->call = dd_conversion_describe(carried->conversion, &leg->args);
-    carried->is_supported = dd_coll_traits_of[leg->args.coll].is_common &&
+    carried->is_supported = dd_coll_traits_of[leg->args.coll].is_common && !is_own_reduction(&leg->args) &&
                             carried->carrier->ops->has(carried->carrier, carried->call);
     carried->state = DD_CARRIED_GATHERING;
     await_others(run);

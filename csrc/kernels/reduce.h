@@ -3,8 +3,9 @@
  * One call reduces ("folds") any number of sources in one pass, in the given order: ((s0 + s1) +
  * s2) + ... Only this order determines the bits of the result: all instruction sets give the same.
  *
- * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. Stages of a
- * split reduction pass on partial results in the accumulation type (dd_reduce_accumulator):
+ * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. For AVG, integers
+ * are accumulated in integers that are wide enough for every sum. Stages of a split reduction pass on
+ * partial results in the accumulation type, of dd_reduce_partial_size bytes:
  *
  *     DD_STAGE_WHOLE   elements    -> elements       the whole reduction in one call
  *     DD_STAGE_FIRST   elements    -> accumulators   takes inputs (PREMUL_SUM multiplies here)
@@ -13,7 +14,7 @@
  *
  * For types that are their own accumulators, splitting into stages does not change the result.
  *
- * Semantics: integers wrap around; AVG of integers truncates toward zero; bool is reduced as a
+ * Semantics: integers wrap around, except in AVG, which truncates the exact mean toward zero; bool is reduced as a
  * truth value (SUM and MAX are "or", PRODUCT and MIN are "and"; any nonzero byte is true, results
  * are 0 or 1); MIN and MAX give NaN if any source is NaN; float8_e4m3fn overflows to NaN,
  * float8_e5m2 to infinity; rounding is to nearest even.
@@ -54,8 +55,11 @@ const char *dd_redop_name(dd_redop op); /* never NULL; "unknown operation" for a
  * bool, MIN and MAX not for complex; BAND, BOR and BXOR are defined only for bool and integers. */
 bool dd_reduce_is_supported(dd_dtype dtype, dd_redop op);
 
-/* Return the accumulation type: float32 for floats of 16 and 8 bits, else the type itself. */
+/* Return the accumulation type: float32 for floats of 16 and 8 bits, else the type itself. AVG of
+ * integers has wider integers, of up to 128 bits, which have no dd_dtype. */
 dd_dtype dd_reduce_accumulator(dd_dtype dtype);
+/* Return the size in bytes of a partial result. */
+size_t dd_reduce_partial_size(dd_dtype dtype, dd_redop op);
 
 typedef struct dd_reduction {
     dd_dtype dtype; /* type of the elements */

@@ -26,9 +26,10 @@ typedef enum dd_kernel_form {
     DD_FORM_ELEMENTS, /* reads elements, writes elements */
     DD_FORM_WIDEN,    /* reads elements, writes accumulators */
     DD_FORM_ROUND,    /* reads accumulators, writes elements */
+    DD_FORM_PARTIALS, /* reads and writes accumulators: only AVG of integers */
 } dd_kernel_form;
 
-#define DD_FORM_COUNT ((int)DD_FORM_ROUND + 1)
+#define DD_FORM_COUNT ((int)DD_FORM_PARTIALS + 1)
 
 /* The arguments of dd_reduce as kernels use them, and the factor as an integer. */
 typedef struct dd_fold {
@@ -52,16 +53,16 @@ extern dd_kernel_table dd_kernels_avx2;
 extern dd_kernel_table dd_kernels_avx512;
 extern dd_kernel_table dd_kernels_neon;
 
-/* M(X, T, type, unsigned type of the same size, 64-bit type of the same signedness) */
-#define DD_INTEGER_LIST(M, X)                  \
-    M(X, INT8, int8_t, uint8_t, int64_t)       \
-    M(X, UINT8, uint8_t, uint8_t, uint64_t)    \
-    M(X, INT16, int16_t, uint16_t, int64_t)    \
-    M(X, UINT16, uint16_t, uint16_t, uint64_t) \
-    M(X, INT32, int32_t, uint32_t, int64_t)    \
-    M(X, UINT32, uint32_t, uint32_t, uint64_t) \
-    M(X, INT64, int64_t, uint64_t, int64_t)    \
-    M(X, UINT64, uint64_t, uint64_t, uint64_t)
+/* M(X, T, type, unsigned type of the same size) */
+#define DD_INTEGER_LIST(M, X)        \
+    M(X, INT8, int8_t, uint8_t)      \
+    M(X, UINT8, uint8_t, uint8_t)    \
+    M(X, INT16, int16_t, uint16_t)   \
+    M(X, UINT16, uint16_t, uint16_t) \
+    M(X, INT32, int32_t, uint32_t)   \
+    M(X, UINT32, uint32_t, uint32_t) \
+    M(X, INT64, int64_t, uint64_t)   \
+    M(X, UINT64, uint64_t, uint64_t)
 
 /* X(T, exponent bits, mantissa bits, lowest code that is not a finite number, bits of a code) */
 #define DD_SMALL_FLOAT_LIST(X)      \
@@ -108,7 +109,7 @@ extern dd_kernel_table dd_kernels_neon;
     X(COMPLEX64, PRODUCT, ELEMENTS)   \
     X(COMPLEX128, PRODUCT, ELEMENTS)
 
-#define DD_AVG_KERNEL(X, T, ...) X(T, AVG, ELEMENTS)
+#define DD_AVG_KERNEL(X, T, ...) X(T, AVG, ELEMENTS) X(T, AVG, WIDEN) X(T, AVG, PARTIALS) X(T, AVG, ROUND)
 #define DD_BIT_KERNELS(X, T) X(T, BAND, ELEMENTS) X(T, BOR, ELEMENTS) X(T, BXOR, ELEMENTS)
 #define DD_PLAIN_KERNELS(X, T, form) X(T, SUM, form) X(T, PRODUCT, form) X(T, MIN, form) X(T, MAX, form)
 #define DD_TRUTH_KERNELS(X, T) DD_PLAIN_KERNELS(X, T, ELEMENTS) DD_BIT_KERNELS(X, T)

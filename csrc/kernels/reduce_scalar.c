@@ -3,21 +3,40 @@
 
 #define ELEMENT(T, type, fold, k, i) ((lanes_##T)load_##T((const type *)(fold).srcs[k] + (i)))[0]
 
-/* AVG of integers: the sum wraps around in the type, and the division is signed if the type is. */
-#define DEFINE_AVERAGE(X, T, type, word, wide)                               \
-    static void kernel_##T##_AVG_ELEMENTS(const dd_fold *fold, size_t begin) \
-    {                                                                        \
-        const dd_fold local = *fold;                                         \
-        for (size_t i = begin; i < local.count; i++) {                       \
-            uint64_t sum = 0;                                                \
-            for (size_t k = 0; k < local.nsrcs; k++) {                       \
-                sum += (uint64_t)ELEMENT(T, type, local, k, i);              \
-            }                                                                \
-            wide mean = (wide)(type)sum / (wide)local.divisor;               \
-            store_##T((type *)local.out + i, (value_##T){(word)mean});       \
-        }                                                                    \
+__extension__ typedef __int128 wide_int;
+__extension__ typedef unsigned __int128 wide_uint;
+
+/* AVG of integers in all forms. `acc` is the type of partial sums. `wide` is as large as a sum can be,
+ * or larger, and `word` its unsigned type, in which the partial sums of a faulty peer may wrap. */
+#define DEFINE_AVERAGE_FORM(T, form, from, to, wide, word, divided_by)             \
+    static void kernel_##T##_AVG_##form(const dd_fold *fold, size_t begin)         \
+    {                                                                              \
+        const dd_fold local = *fold;                                               \
+        for (size_t i = begin; i < local.count; i++) {                             \
+            word total = 0;                                                        \
+            for (size_t k = 0; k < local.nsrcs; k++) {                             \
+                from x;                                                            \
+                memcpy(&x, (const char *)local.srcs[k] + i * sizeof x, sizeof x);  \
+                wide summand = x;                                                  \
+                total += (word)summand;                                            \
+            }                                                                      \
+            to result = (to)((wide)total / (wide)(unsigned)(divided_by));          \
+            memcpy((char *)local.out + i * sizeof result, &result, sizeof result); \
+        }                                                                          \
     }
-DD_INTEGER_LIST(DEFINE_AVERAGE, )
+#define DEFINE_AVERAGE(T, type, acc, wide, word)                            \
+    DEFINE_AVERAGE_FORM(T, ELEMENTS, type, type, wide, word, local.divisor) \
+    DEFINE_AVERAGE_FORM(T, WIDEN, type, acc, wide, word, 1)                 \
+    DEFINE_AVERAGE_FORM(T, PARTIALS, acc, acc, wide, word, 1)               \
+    DEFINE_AVERAGE_FORM(T, ROUND, acc, type, wide, word, local.divisor)
+DEFINE_AVERAGE(INT8, int8_t, int32_t, int64_t, uint64_t)
+DEFINE_AVERAGE(UINT8, uint8_t, uint32_t, uint64_t, uint64_t)
+DEFINE_AVERAGE(INT16, int16_t, int64_t, int64_t, uint64_t)
+DEFINE_AVERAGE(UINT16, uint16_t, uint64_t, uint64_t, uint64_t)
+DEFINE_AVERAGE(INT32, int32_t, int64_t, int64_t, uint64_t)
+DEFINE_AVERAGE(UINT32, uint32_t, uint64_t, uint64_t, uint64_t)
+DEFINE_AVERAGE(INT64, int64_t, wide_int, wide_int, wide_uint)
+DEFINE_AVERAGE(UINT64, uint64_t, wide_uint, wide_uint, wide_uint)
 
 #define DEFINE_COMPLEX_PRODUCT(T, part, type)                                                             \
     static void kernel_##T##_PRODUCT_ELEMENTS(const dd_fold *fold, size_t begin)                          \

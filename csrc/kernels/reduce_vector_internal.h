@@ -61,7 +61,7 @@ enum {
 
 /* ---- integers and truth values */
 
-#define DEFINE_INTEGER(X, T, type, word, ...)                                                  \
+#define DEFINE_INTEGER(X, T, type, word)                                                       \
     DEFINE_LOAD_STORE(T, type, word)                                                           \
     INLINE value_##T scale_##T(const dd_fold *fold, dd_redop op, value_##T x)                  \
     {                                                                                          \

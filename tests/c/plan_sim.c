@@ -21,25 +21,31 @@ is_folding(const sim_case *sim)
     return sim->algorithm->order != DD_ORDER_NONE;
 }
 
+static size_t
+element_size(const sim_case *sim, bool is_partial)
+{
+    const dd_reduction *reduction = &sim->reduction;
+    return is_partial && is_folding(sim) ? dd_reduce_partial_size(reduction->dtype, reduction->op)
+                                         : dd_dtype_size(reduction->dtype);
+}
+
 static dd_dtype
 input_dtype(const sim_case *sim)
 {
-    bool is_partial = sim->stage == DD_STAGE_MIDDLE || sim->stage == DD_STAGE_LAST;
-    return is_partial && is_folding(sim) ? dd_reduce_accumulator(sim->reduction.dtype) : sim->reduction.dtype;
+    dd_dtype dtype = sim->reduction.dtype;
+    return sim_input_size(sim) == dd_dtype_size(dtype) ? dtype : dd_reduce_accumulator(dtype);
 }
 
 size_t
 sim_input_size(const sim_case *sim)
 {
-    return dd_dtype_size(input_dtype(sim));
+    return element_size(sim, sim->stage == DD_STAGE_MIDDLE || sim->stage == DD_STAGE_LAST);
 }
 
 size_t
 sim_output_size(const sim_case *sim)
 {
-    bool is_partial = sim->stage == DD_STAGE_MIDDLE || sim->stage == DD_STAGE_FIRST;
-    dd_dtype dtype = sim->reduction.dtype;
-    return dd_dtype_size(is_partial && is_folding(sim) ? dd_reduce_accumulator(dtype) : dtype);
+    return element_size(sim, sim->stage == DD_STAGE_MIDDLE || sim->stage == DD_STAGE_FIRST);
 }
 
 size_t
@@ -114,7 +120,7 @@ make_inputs(sim_world *world, sim_rank *rank, int number)
         size_t nbytes = input_nbytes(sim, number, i);
         rank->inputs[i].data = malloc(nbytes + 1);
         rank->originals[i] = malloc(nbytes + 1);
-        fill(world, input_dtype(sim), rank->inputs[i].data, nbytes);
+        fill(world, input_dtype(sim), rank->inputs[i].data, nbytes); /* random bytes if wide integers */
         memcpy(rank->originals[i], rank->inputs[i].data, nbytes);
     }
 }

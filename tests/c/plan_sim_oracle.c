@@ -46,7 +46,7 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
     dd_stage stage = world->sim->stage;
     bool takes_elements = stage == DD_STAGE_WHOLE || stage == DD_STAGE_FIRST;
     bool gives_elements = stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
-    size_t nbytes = count * dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
+    size_t nbytes = count * dd_reduce_partial_size(reduction->dtype, reduction->op);
     void **parts = malloc((size_t)nranks * sizeof *parts);
     int nplaces = 1;
     while (nplaces * 2 <= nranks) {

@@ -52,7 +52,7 @@ check_reduce(const sim_world *world, const sim_rank *rank, const dd_plan_step *s
 {
     const dd_reduction *reduction = &world->sim->reduction;
     size_t element = dd_dtype_size(reduction->dtype);
-    size_t partial = dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
+    size_t partial = dd_reduce_partial_size(reduction->dtype, reduction->op);
     bool takes_inputs = step->stage == DD_STAGE_WHOLE || step->stage == DD_STAGE_FIRST;
     bool gives_results = step->stage == DD_STAGE_WHOLE || step->stage == DD_STAGE_LAST;
     size_t source_nbytes = step->count * (takes_inputs ? element : partial);

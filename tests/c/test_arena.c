@@ -80,7 +80,8 @@ draw(uint64_t seed, int nranks, size_t max_nbytes)
     size_t size = dd_dtype_size(scene.reduction.dtype);
     scene.is_partial =
         is_fold(&scene) && scene.reduction.op != DD_REDOP_AVG && arena_team_random(&random) % 4 == 0;
-    scene.out_size = scene.is_partial ? dd_dtype_size(dd_reduce_accumulator(scene.reduction.dtype)) : size;
+    scene.out_size =
+        scene.is_partial ? dd_reduce_partial_size(scene.reduction.dtype, scene.reduction.op) : size;
     bool is_each = dd_coll_traits_of[scene.coll].has_uneven;
     size_t most = is_each ? MAX_BLOCK / (size_t)nranks : MAX_BLOCK;
     scene.count = draw_nbytes(&random, max_nbytes < most ? max_nbytes : most, nranks) / size;

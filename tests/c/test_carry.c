@@ -527,7 +527,9 @@ run_folds(dd_coll coll)
 {
     for (int dtype = 0; dtype < DD_DTYPE_COUNT; dtype++) {
         for (int op = 0; op < DD_REDOP_COUNT; op++) {
-            if (!dd_coll_has_reduction(coll, (dd_dtype)dtype, (dd_redop)op)) {
+            bool is_average_of_integers = dd_reduce_partial_size((dd_dtype)dtype, (dd_redop)op) !=
+                                          dd_dtype_size(dd_reduce_accumulator((dd_dtype)dtype));
+            if (is_average_of_integers || !dd_coll_has_reduction(coll, (dd_dtype)dtype, (dd_redop)op)) {
                 continue;
             }
             for (int nranks = 2; nranks <= 3; nranks++) {

@@ -46,7 +46,8 @@ random_case(const dd_algorithm *algorithm, int nranks, unsigned *random)
     }
     sim.is_uneven = !algorithm->is_even_only && next(random) % 2 == 0;
     sim.stage = next(random) % 2 == 0 ? DD_STAGE_WHOLE : (dd_stage)(next(random) % 4);
-    bool is_narrow = dd_reduce_accumulator(sim.reduction.dtype) != sim.reduction.dtype;
+    bool is_narrow =
+        dd_reduce_partial_size(sim.reduction.dtype, sim.reduction.op) != dd_dtype_size(sim.reduction.dtype);
     bool changes_size = is_narrow && (sim.stage == DD_STAGE_FIRST || sim.stage == DD_STAGE_LAST) &&
                         algorithm->order != DD_ORDER_NONE;
     sim.is_in_place = next(random) % 2 == 0 && algorithm->coll != DD_COLL_ALL_TO_ALL && !changes_size;

@@ -93,6 +93,9 @@ has(const coll_case *test)
     if (is_bool) {
         return test->op != DD_REDOP_BXOR;
     }
+    if (dd_reduce_partial_size(test->dtype, test->op) != dd_dtype_size(dd_reduce_accumulator(test->dtype))) {
+        return false; /* AVG of integers */
+    }
     switch ((int)test->op) {
     case DD_REDOP_SUM:
     case DD_REDOP_AVG:
