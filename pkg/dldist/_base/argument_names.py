@@ -43,6 +43,9 @@ def title(argument: str, function: str = "") -> str:
     first = given = argument.partition("[")[0]
     if call is not None:
         known = call.f_code.co_varnames[: call.f_code.co_argcount + call.f_code.co_kwonlyargcount]
+        if first not in known and call.f_globals["__name__"] == "dldist.functional":
+            paths = call.f_locals.get("paths") if first in ("dsts", "srcs") else None  # of a tree's leaves
+            return f"{name}(): argument '{known[0]}'{' at ' + paths[int(argument[5:-1])] if paths else ''}"
         names = [first, *_OTHER_NAMES.get(first, ())]
         given = next((each for each in names if each in known), first)
         if call.f_locals.get(f"group_{given}") is not None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dldist import _core
-from dldist._base import argument_names
+from dldist._base.argument_names import title
 
 Shape = tuple[int, ...]
 
@@ -74,9 +74,22 @@ class _Numpy(Family):
     def empty_like(self, x: Any, shape: Shape) -> Any:
         return sys.modules["numpy"].empty(shape, x.dtype)
 
+    def clear(self, buffer: Any) -> None:
+        buffer[...] = sys.modules["numpy"].zeros((), buffer.dtype)
+
     def finish(self, buffer: Any, x: Any) -> Any:
         is_scalar = isinstance(x, sys.modules["numpy"].generic) and buffer.ndim == 0
         return buffer[()] if is_scalar else buffer
+
+
+_IS_MASKED = "is a masked array: expected an array without a mask; pass x.filled(0), or x.data and x.mask"
+
+
+class _Masked(_Numpy):
+    """NumPy's masked arrays, which are refused because the mask would be lost."""
+
+    def source(self, x: Any) -> Any:
+        raise _core.DistTypeError(f"{title('x')} {_IS_MASKED}")
 
 
 class _Torch(Family):
@@ -214,10 +227,41 @@ class _Dlpack(Family):
         return None
 
 
+class _Shared(_Dlpack):
+    """Arrays in dldist's memory, from Group.empty. Results are not shared with other ranks."""
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        return buffer
+
+
+class _Number(_Shared):
+    """Python's numbers, with the dtypes that NumPy gives them. Results are numbers, or lists."""
+
+    def shape(self, x: Any) -> Shape:
+        return ()
+
+    def source(self, x: Any) -> Any:
+        source = self.empty_like(x, ())
+        try:
+            source[()] = x
+        except OverflowError:
+            raise OverflowError(f"{title('x')} is out of range: got {x}, expected a number that fits into int64") from None
+        return source
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        return private_memory(shape, NUMBER_DTYPES[type(x)])
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        return buffer.tolist()
+
+
+NUMBER_DTYPES: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+
 NUMPY = _Numpy()
 TORCH = _Torch()
 JAX = _Jax()
 _CUPY = _Cupy()
+_MASKED = _Masked()
 _DLPACK = _Dlpack()
 
 # For each library's top-level package: the names of its array classes, and its family.
@@ -228,18 +272,35 @@ _LIBRARIES = {
     "jaxlib": (("Array",), JAX),
     "cupy": (("ndarray",), _CUPY),
 }
-_BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryview: _Memoryview()}
+_BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryview: _Memoryview(), _core.SharedArray: _Shared()}
+_NUMBER = _Number()
 
 
-def family_of(x: Any, call: str) -> Family:
+def family_of(x: Any, call: str, path: str = "") -> Family:
     """Return the family of the array x. If x is no array, raise a TypeError that names `call`."""
     family = find_family(x)
     if family is None:
         raise TypeError(
-            f"{argument_names.title('x', call)} must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
+            f"{title('x', call)}{path} must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
             f"from_dlpack, an array.array, bytes, a bytearray or a memoryview), not {type(x).__name__}"
         )
+    if family is _MASKED:
+        raise _core.DistTypeError(f"{title('x', call)}{path} {_IS_MASKED}")
     return family
+
+
+def value_family_of(x: Any, call: str, path: str = "") -> Family:
+    """Return the family of an array, as family_of does, or of a Python number."""
+    return _NUMBER if type(x) in NUMBER_DTYPES else family_of(x, call, path)
+
+
+def as_value(x: Any) -> Any:
+    """Convert an object that only has __array__, such as a pandas or polars column, to a NumPy array. Return other objects unchanged."""
+    if type(x) in NUMBER_DTYPES or find_family(x) is not None or isinstance(x, type) or not hasattr(x, "__array__"):
+        return x
+    import numpy
+
+    return numpy.asarray(x)
 
 
 _families: dict[type, Family] = {}  # cache: the family of each array class used so far
@@ -269,10 +330,17 @@ def _detect_family(x: Any) -> Family | None:
         if package in _LIBRARIES:
             names, family = _LIBRARIES[package]
             if isinstance(x, tuple(_classes("jax" if package == "jaxlib" else package, names))):
-                return family
+                return _MASKED if family is NUMPY and hasattr(type(x), "mask") else family
     if hasattr(x, "__dlpack__") and _DLPACK.namespace(x) is not None:
         return _DLPACK
     return None
+
+
+def dtype_name(x: Any) -> str:
+    """Return the name of an array's dtype; for NumPy's dates, which the extension does not describe, NumPy's name."""
+    dtype: Any = getattr(x, "dtype", None)
+    name: str = dtype.str if getattr(dtype, "kind", None) in ("m", "M") else _core._describe_tensor(x, False)["dtype"]
+    return name
 
 
 def prototype_of(template: Any) -> Any:

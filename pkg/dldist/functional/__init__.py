@@ -6,7 +6,8 @@
     pending = F.all_gather(x, async_op=True)     # pending.wait() or await pending gives the result
 
 Arrays may come from NumPy, PyTorch, JAX, CuPy or any other library with __dlpack__ and from_dlpack;
-array.array, bytes, bytearray and memoryview also work. `group` is a dldist.Group, a World or a
+array.array, bytes, bytearray and memoryview also work, as do Python's numbers, and columns of pandas
+or polars, which give NumPy arrays. `group` is a dldist.Group, a World or a
 group from new_group; None is the default world. Ranks are group ranks. `timeout` limits one call.
 
 With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
@@ -29,7 +30,7 @@ from dldist.functional import tree as functional_tree
 from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, operations_of, wait_for_compiled_calls
 from dldist.types import AnyGroup, Op, Tensor, Timeout
 
-ArrayT = TypeVar("ArrayT", bound=Tensor)
+ArrayT = TypeVar("ArrayT", bound=Tensor | complex)
 TreeT = TypeVar("TreeT")
 
 __all__ = [
@@ -60,7 +61,7 @@ def __dir__() -> list[str]:
 _MAX_DIMENSIONS = 32
 
 _ARGUMENTS = {
-    "x": "An array; of the same dtype and shape on all ranks.",
+    "x": "An array or a number; of the same dtype and shape on all ranks.",
     "root": "The rank of the group that gets the result; the same on all ranks.",
     "op": 'The reduction: a dldist.ReduceOp, or "sum", "avg", "product", "min", "max", "band", "bor" or "bxor".',
     "group": "None is the default world.",
@@ -97,7 +98,7 @@ def all_reduce(
 
     Args:
         op: "sum", "avg" (both have gradients), "product", "min", "max", "band", "bor", "bxor", or a
-            dldist.ReduceOp.
+            dldist.ReduceOp. "avg" of integers truncates the mean toward zero.
 
     Returns:
         An array like x.
@@ -113,8 +114,10 @@ def all_reduce(
         [1.0, 2.0]
         >>> F.all_reduce(array("f", [1, 2]), "max", async_op=True).wait().tolist()
         [1.0, 2.0]
+        >>> F.all_reduce(0.5)
+        0.5
     """
-    form = Form("all_reduce", x, group, timeout, async_op)
+    form = Form("all_reduce", x, group, timeout, async_op, op)
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.all_reduce(output, op, **options)
@@ -140,30 +143,31 @@ def all_reduce_tree(
     """Reduce every array of a tree, such as gradients, with one operation per dtype.
 
     Args:
-        tree: A dict, list or tuple of arrays and trees, None, or a container registered with JAX.
+        tree: A dict, list or tuple of arrays, numbers and trees, None, or a container registered
+            with JAX.
             Must have the same structure on all ranks, with dicts in sorted key order.
 
     Returns:
         A tree of the same structure.
 
     Raises:
-        TypeError: A leaf is not an array, or dict keys cannot be sorted.
+        TypeError: A leaf is neither an array nor a number, or dict keys cannot be sorted.
 
     Example:
         >>> F.all_reduce_tree({"weight": array("f", [1, 2]), "bias": [array("f", [3])]}, "avg")
         {'weight': array('f', [1.0, 2.0]), 'bias': [array('f', [3.0])]}
     """
-    leaves, rebuild = functional_tree.flatten(tree, "all_reduce_tree")
+    leaves, rebuild, paths = functional_tree.flatten(tree, "all_reduce_tree")
     if not leaves:
         operations_of(group)
         return Pending([], rebuild) if async_op else rebuild()
-    form = Form("all_reduce_tree", leaves[0], group, timeout, async_op)
+    form = Form("all_reduce_tree", leaves[0], group, timeout, async_op, op)
     count = len(leaves)
 
     def start(calls: Any, *sources_and_outputs: Any, **options: Any) -> Any:
         by_dtype: dict[str, list[Any]] = {}
         for output in sources_and_outputs[count:]:
-            by_dtype.setdefault(_core._describe_tensor(output, False)["dtype"], []).append(output)
+            by_dtype.setdefault(arrays.dtype_name(output), []).append(output)
         return [calls.all_reduce_coalesced(same_dtype_outputs, op, **options) for same_dtype_outputs in by_dtype.values()]
 
     def transpose(*gradients: Any) -> list[Any]:
@@ -173,7 +177,7 @@ def all_reduce_tree(
     def call_batched(*leaves: Any) -> Any:
         return all_reduce_tree(list(leaves), op, group, timeout=timeout)
 
-    shapes = [arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
+    shapes = [arrays.value_family_of(leaf, form.name).shape(leaf) for leaf in leaves]
     return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild)
 
 
@@ -201,7 +205,7 @@ def reduce(
         >>> F.reduce(array("f", [1, 2]), root=0)
         array('f', [1.0, 2.0])
     """
-    form = Form("reduce", x, group, timeout, async_op)
+    form = Form("reduce", x, group, timeout, async_op, op)
     root = form.check_rank(root, "root")
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
@@ -234,7 +238,7 @@ def scan(
         >>> F.scan(array("f", [1, 2])).tolist()               # in a world of one
         [1.0, 2.0]
     """
-    form = Form("scan", x, group, timeout, async_op)
+    form = Form("scan", x, group, timeout, async_op, op)
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.scan(output, op, **options)
@@ -276,7 +280,7 @@ def reduce_scatter(
         >>> F.reduce_scatter(array("f", [1, 2]), "avg")
         array('f', [1.0, 2.0])
     """
-    form = Form("reduce_scatter", x, group, timeout, async_op)
+    form = Form("reduce_scatter", x, group, timeout, async_op, op)
     axis = form.axis(axis)
     share = form.share(axis)
 
@@ -416,14 +420,15 @@ def all_gather_any(
     if arrays.is_traced(x):
         raise TypeError("all_gather_any(): unsupported in jax.jit, which requires the shapes of results; call it outside")
     shapes = _exchange_shapes(form)
-    family = arrays.family_of(x, form.name)
+    values = arrays.as_value(x)
+    family = arrays.value_family_of(values, form.name)
 
-    parts = [family.empty_like(x, shape) for shape in shapes]
+    parts = [family.empty_like(values, shape) for shape in shapes]
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.all_gather(parts, source, **options)
 
-    return form.run([x], start, None, call_batched=all_gather_any, pack=lambda: [family.finish(part, x) for part in parts])
+    return form.run([x], start, None, call_batched=all_gather_any, pack=lambda: [family.finish(part, values) for part in parts])
 
 
 def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
@@ -508,7 +513,12 @@ def scatter(
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         call, parts = _by_parts(calls, "scatter", axis, source if is_root else None, [share] * form.size)
-        return call(output, parts, root, **options)
+        try:
+            return call(output, parts, root, **options)
+        except _core.DistMismatchError as error:
+            if "size" in str(error):
+                error.add_note("scatter(): ranks other than the root must pass an array like their part, not like the root's array")
+            raise
 
     def call_batched(x: Any) -> Any:
         return scatter(x, root, axis, group, timeout=timeout)
@@ -657,7 +667,7 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 @completed(_ARGUMENTS)
 def send(
-    x: Tensor,
+    x: Tensor | complex,
     dst: int,
     tag: int = 0,
     group: AnyGroup | None = None,

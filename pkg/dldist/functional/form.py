@@ -27,7 +27,9 @@ class Form:
     A Form must hold no array, because a compiled function keeps the Forms of its calls alive.
     """
 
-    def __init__(self, name: str, x: Any, group: Any, timeout: Any, async_op: bool) -> None:
+    def __init__(self, name: str, x: Any, group: Any, timeout: Any, async_op: bool, op: Any = None) -> None:
+        if hasattr(op, "rank"):
+            raise TypeError(f"{name}(): argument 'op' must be a reduction such as 'sum', not {type(op).__name__}; pass a group as group=")
         self.name = name
         self.group = group
         self.timeout = timeout
@@ -35,7 +37,8 @@ class Form:
         self.operations = operations_of(group)
         self.rank: int = self.operations.rank
         self.size: int = self.operations.size
-        self._family = base_arrays.family_of(x, name)
+        x = base_arrays.as_value(x)
+        self._family = base_arrays.value_family_of(x, name)
         self.shape = self._family.shape(x)
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self.transpose: Callable[..., list[Any]] | None = None
@@ -89,6 +92,7 @@ class Form:
         transpose(*gradients) converts the results' gradients to the arrays' gradients, or is None.
         call_batched(*arrays) makes the same call on arrays with one more axis at the end.
         """
+        arrays = [base_arrays.as_value(x) for x in arrays]
         self._start_calls = start
         self.shapes = shapes
         self.fill = fill
@@ -134,7 +138,7 @@ class Form:
         self._start_calls(calls, *sources, *(results or [None] * len(sources)), timeout=self.timeout, async_op=False)
 
     def _families(self, arrays: Sequence[Any]) -> list[base_arrays.Family]:
-        return [base_arrays.family_of(x, self.name) for x in arrays]
+        return [base_arrays.value_family_of(x, self.name) for x in arrays]
 
     def _start(self, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
         families = self._families(arrays)
@@ -178,7 +182,12 @@ def operations_of(group: Any) -> Any:
     """Return the object that runs a group's operations, with the methods of dldist.Group."""
     if isinstance(group, _core.Group):
         return group
-    return registry.operations(group)
+    try:
+        return registry.operations(group)
+    except ValueError as error:
+        if str(error) == registry.NOT_INITIALIZED:
+            raise ValueError(f"{registry.NOT_INITIALIZED[:-1]}, or pass group=") from None
+        raise
 
 
 def wait_for_compiled_calls() -> None:

@@ -38,7 +38,7 @@ _collective.multiple_results = True
 
 def run(form: Form, arrays: Sequence[Any]) -> list[Any]:
     """Bind the JAX primitive for a form with at least one traced array."""
-    return _collective.bind(*arrays, form=form)
+    return _collective.bind(*map(jax.numpy.asarray, arrays), form=form)
 
 
 def flush() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dldist._base.arrays import NUMBER_DTYPES
 from dldist.functional.form import Form
 
 
@@ -21,9 +22,11 @@ class _Collective(torch.autograd.Function):
         return (None, *ctx.form.transpose(*gradients))
 
 
-def run(form: Form, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a form as a node of the autograd graph."""
-    return list(_Collective.apply(form, *arrays))
+def run(form: Form, arrays: Sequence[Any]) -> list[Any]:
+    """Run a form as a node of the autograd graph, in which Python's numbers are tensors."""
+    tensors = [torch.tensor(x, dtype=getattr(torch, NUMBER_DTYPES[type(x)])) if type(x) in NUMBER_DTYPES else x for x in arrays]
+    results = _Collective.apply(form, *tensors)
+    return [result.item() if type(x) in NUMBER_DTYPES else result for x, result in zip(arrays, results, strict=True)]
 
 
 def wants_gradient(arrays: Sequence[Any]) -> bool:

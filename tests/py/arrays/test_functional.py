@@ -17,6 +17,7 @@ pytest.importorskip("numpy", reason="NumPy is not installed")
 import functional_workers as workers  # noqa: E402
 import procs  # noqa: E402
 from group_team import start_ranks  # noqa: E402
+from thread_ranks import on_threads  # noqa: E402
 
 CASE_TIMEOUT_S = 60
 DOCUMENT = DOCS / "functional.md"
@@ -108,6 +109,20 @@ def test_functions_accept_trees_of_arrays(team):
     team.run(workers.trees)
 
 
+def test_functions_accept_numbers_and_return_numbers(team):
+    team.run(workers.numbers)
+
+
+def test_functions_accept_columns_and_other_objects_with_values(team):
+    team.run(workers.columns)
+
+
+@needs_torch
+@needs_jax
+def test_numbers_in_trees_of_traced_arrays_are_reduced(team):
+    team.run(workers.other_libraries_trees)
+
+
 def test_async_calls_wait_only_when_the_result_is_used(team):
     team.run(workers.lazily)
 
@@ -169,11 +184,12 @@ def test_jax_functions_use_the_default_world(team):
 
 
 REFUSALS = {
-    "number": ("TypeError", "all_reduce(): argument 'x' must be an array"),
+    "text": ("TypeError", "all_reduce(): argument 'x' must be an array"),
+    "large int": ("OverflowError", "all_reduce(): argument 'x' is out of range: got 9223372036854775808"),
     "list": ("TypeError", "not list"),
     "none": ("TypeError", "broadcast(): argument 'x' must be an array"),
     "objects": ("TypeError", "has an unsupported dtype"),
-    "leaf": ("TypeError", "all_reduce_tree(): argument 'tree' must be an array"),
+    "leaf": ("TypeError", "all_reduce_tree(): argument 'tree' at ['a'][1] must be an array"),
     "keys": ("TypeError", "keys without an order"),
     "axis": ("ValueError", "argument 'axis' is out of range: got 2, expected -2 to 1 for shape (3, 4)"),
     "negative axis": ("ValueError", "argument 'axis' is out of range: got -3"),
@@ -194,8 +210,9 @@ REFUSALS = {
     "pair": ("ValueError", "pairs of a source and a destination"),
     "twice": ("ValueError", "a source or destination twice"),
     "op": ("ValueError", "mean"),
+    "group as op": ("TypeError", "all_reduce(): argument 'op' must be a reduction such as 'sum', not Group; pass a group as group="),
     "group": ("TypeError", "Invalid process group"),
-    "no world": ("ValueError", "Default process group has not been initialized"),
+    "no world": ("ValueError", "please make sure to call init_process_group, or pass group="),
 }
 
 
@@ -232,6 +249,18 @@ def test_ranks_may_be_integers_of_any_library():
         assert F.all_to_all(x, 0, 0, [two], [two], group) == x
 
 
+def test_scatter_explains_an_array_of_the_roots_size():
+    store = dldist.HashStore()
+
+    def run(rank):
+        with dldist.Group(store, rank, 2, timeout=15.0) as group:
+            return F.scatter(array.array("d", range(4)), group=group)
+
+    with pytest.raises(dldist.DistMismatchError, match="disagree on the size of a block") as caught:
+        on_threads(2, run)
+    assert "ranks other than the root must pass an array like their part" in caught.value.__notes__[0]
+
+
 def run_program(program):
     environment = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(dldist.__file__)))
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=25)
@@ -240,7 +269,7 @@ def run_program(program):
 def test_no_library_is_imported():
     program = (
         "import sys, array, dldist, dldist.functional as F\n"
-        "F.all_reduce(array.array('d', [1.0]), group=dldist.Group(None, 0, 1))\n"
+        "F.all_reduce_tree([array.array('d', [1.0]), 0.5, 3], group=dldist.Group(None, 0, 1))\n"
         "print([name for name in ('numpy', 'torch', 'jax', 'ml_dtypes', 'cupy') if name in sys.modules])\n"
     )
     ran = run_program(program)

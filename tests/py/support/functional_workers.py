@@ -231,6 +231,68 @@ def trees(group):
     assert F.all_reduce_tree({}, group=group) == {} and F.all_reduce_tree([], group=group, async_op=True).wait() == []
 
 
+class Column:
+    """A column of a table: it has values for NumPy, and a dtype of its own."""
+
+    dtype = "numbers"
+
+    def __init__(self, values):
+        self._values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return numpy.array(self._values, dtype)
+
+
+def numbers(group):
+    """Numbers have the dtypes of NumPy, and results are numbers again."""
+    n, rank = group.size, group.rank
+    for x, wanted in [(0.5, n / 2), (2, 2 * n), (rank == 0, True), (1 + 2j, n * (1 + 2j)), (2**53 + 1, n * (2**53 + 1))]:
+        got = F.all_reduce(x, group=group)
+        assert type(got) is type(x) and got == wanted
+        assert F.all_reduce(x, group=group, async_op=True).wait() == wanted
+    assert F.all_gather(rank + 0.5, group=group) == [r + 0.5 for r in range(n)]
+    assert F.all_gather_any(rank, group) == list(range(n))
+    assert F.broadcast(rank, n - 1, group) == n - 1 and F.scan(1, group=group) == rank + 1
+    assert F.permute(rank + 1, [(0, n - 1)], group) == (1 if rank == n - 1 else 0)
+    assert F.reduce(1.5, n - 1, group=group) == (1.5 * n if rank == n - 1 else None)
+    tree = {"loss": 0.5, "n": [3, True], "x": numpy.ones(2), "y": Column([rank, 1.0])}
+    before = group.sequence
+    total = F.all_reduce_tree(tree, "max", group)
+    assert group.sequence == before + 3, "one operation for each dtype"
+    assert (total["loss"], total["n"]) == (0.5, [3, True]) and type(total["n"][1]) is bool
+    assert total["y"].tolist() == [n - 1, 1]
+    if rank == 0:
+        F.send(7, n - 1, group=group, async_op=True)
+    if rank == n - 1:
+        assert F.recv(0, 0, group=group) == 7
+
+
+def columns(group):
+    """Objects with __array__, such as columns of tables, are read as NumPy arrays."""
+    n, x = group.size, Column([1.0, 2.0])
+    for got, wanted in [
+        (F.all_reduce(x, group=group), [n, 2 * n]),
+        (F.all_gather(x, group=group), [1, 2] * n),
+        (F.all_gather_any(x, group)[0], [1, 2]),
+    ]:
+        assert type(got) is numpy.ndarray and got.tolist() == wanted
+    shared = group.empty(2, "int32")
+    shared[1] = 3
+    assert F.all_reduce(shared, group=group).tolist() == [0, 3 * n]
+
+
+def other_libraries_trees(group):
+    """In trees with traced arrays or gradients, numbers are arrays or numbers of the same values."""
+    torch, jax = importlib.import_module("torch"), importlib.import_module("jax")
+    n = group.size
+    x = torch.ones(2, requires_grad=True)
+    total = F.all_reduce_tree({"x": 2 * x, "loss": 0.5, "n": 3}, group=group)
+    total["x"].sum().backward()
+    assert (total["loss"], total["n"]) == (n / 2, 3 * n) and type(total["n"]) is int and x.grad.tolist() == [2 * n] * 2
+    total = jax.jit(lambda x: F.all_reduce_tree({"x": x, "n": 3}, group=group))(jax.numpy.ones(2))
+    assert total["x"].tolist() == [n, n] and total["n"] == 3 * n
+
+
 def lazily(group):
     """No result must be waited for before it is used."""
     n, rank = group.size, group.rank
@@ -655,11 +717,12 @@ def refusals(group):
     n = group.size
     x = numpy.ones((3, 4))
     calls = {
-        "number": lambda: F.all_reduce(3, group=group),
+        "text": lambda: F.all_reduce("3", group=group),
+        "large int": lambda: F.all_reduce(2**63, group=group),
         "list": lambda: F.all_gather([1.0], group=group),
         "none": lambda: F.broadcast(None, group=group),
         "objects": lambda: F.all_reduce(numpy.array([object()]), group=group),
-        "leaf": lambda: F.all_reduce_tree({"a": [x, 2.0]}, group=group),
+        "leaf": lambda: F.all_reduce_tree({"a": [x, "2"]}, group=group),
         "keys": lambda: F.all_reduce_tree({1: x, "a": x}, group=group),
         "axis": lambda: F.all_gather(x, 2, group=group),
         "negative axis": lambda: F.reduce_scatter(x, axis=-3, group=group),
@@ -680,6 +743,7 @@ def refusals(group):
         "pair": lambda: F.permute(x, [(0, 0, 0)], group),
         "twice": lambda: F.permute(x, [(0, 0), (0, 0)], group),
         "op": lambda: F.all_reduce(x, "mean", group),
+        "group as op": lambda: F.all_reduce(x, group),
         "group": lambda: F.all_reduce(x, group="world"),
         "no world": lambda: F.all_reduce(x),
     }

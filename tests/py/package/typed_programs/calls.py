@@ -213,6 +213,7 @@ def functional(world: dist.World, is_async: bool) -> None:
     assert_type(total, array[float])
     assert_type(F.all_reduce(x, "max", world, async_op=True), F.Pending)
     assert_type(F.all_reduce(x, async_op=is_async), F.Pending | array[float])
+    assert_type(F.all_reduce(0.5), float)
     assert_type(F.all_reduce_tree({"a": x}), dict[str, array[float]])
     assert_type(F.reduce(x), array[float] | None)
     assert_type(F.scan(x), array[float])

@@ -24,5 +24,5 @@ dist.new_group(timeout="long")  # wrong
 dist.World(timeout="long")  # wrong
 dist.World().all_reduce(1.0)  # wrong
 dist.World().all_reduce(x).wait()  # wrong
-F.all_reduce(1.0)  # wrong
+F.all_reduce("x")  # wrong
 F.all_reduce(x).wait()  # wrong
