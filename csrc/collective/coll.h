@@ -126,6 +126,7 @@ typedef struct dd_coll_args {
     dd_coll coll;
     int root;               /* rank of the root, for kinds that have one */
     dd_reduction reduction; /* for folding kinds; other kinds use only its dtype */
+    uint64_t foreign_dtype; /* name of the elements, compared by all ranks (dd_signature); 0 if none */
     dd_stage stage;         /* for folding kinds: WHOLE, which is 0, in all calls of users */
     const dd_block *inputs;
     const dd_block *outputs;

@@ -226,14 +226,14 @@ dd_run_has_carrier(const dd_run *run)
     return run->carried.carrier != NULL && run->env.topology->nranks > 1;
 }
 
-/* Return true if no library has the reduction: AVG of integers, in wider integers. */
+/* Return true if no library has the reduction: AVG of integers in wider integers, and MAX with NaT. */
 static bool
 is_own_reduction(const dd_coll_args *args)
 {
     const dd_reduction *reduction = &args->reduction;
     size_t plain = dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
     return dd_coll_is_folding(args->coll) &&
-           dd_reduce_partial_size(reduction->dtype, reduction->op) != plain;
+           (reduction->has_nat || dd_reduce_partial_size(reduction->dtype, reduction->op) != plain);
 }
 
 static void

@@ -97,6 +97,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
                                  .owner = call};
     if (options->is_typed) {
         call->signature = dd_signature_of_message(options->dtype, p2p->block.nbytes);
+        call->signature.extra_bits = options->foreign_dtype;
         call->message.signature = &call->signature;
     }
 }

@@ -100,13 +100,14 @@ make_signature(const dd_coll_args *args)
         return signature;
     }
     signature.dtype = (uint8_t)args->reduction.dtype;
+    signature.extra_bits = args->foreign_dtype;
     if (dd_coll_has_root(args->coll)) {
         signature.root = (uint32_t)args->root;
     }
     if (dd_coll_is_folding(args->coll)) {
         signature.redop = (uint8_t)args->reduction.op;
         if (args->reduction.op == DD_REDOP_PREMUL_SUM) {
-            memcpy(&signature.factor_bits, &args->reduction.factor, sizeof signature.factor_bits);
+            memcpy(&signature.extra_bits, &args->reduction.factor, sizeof signature.extra_bits);
         }
     }
     if (dd_coll_is_array(args->coll)) {

@@ -84,16 +84,19 @@ print_signature(const dd_signature *signature, char out[128])
     text_line line = {.used = 0};
     append(&line, "%s", dd_coll_name(coll));
     if (signature->coll < DD_COLL_COUNT && dd_coll_traits_of[coll].has_data) {
-        append(&line, "(%s", dd_dtype_name((dd_dtype)signature->dtype));
+        bool has_factor = dd_coll_is_folding(coll) && signature->redop == DD_REDOP_PREMUL_SUM;
+        append(&line, "(%s",
+               has_factor ? dd_dtype_name((dd_dtype)signature->dtype)
+                          : dd_signature_dtype_name(signature, (char[9]){""}));
         if (dd_coll_is_array(coll)) {
             append(&line, ", %llu elements", (unsigned long long)signature->count);
         }
         if (dd_coll_is_folding(coll)) {
             append(&line, ", %s", dd_redop_name((dd_redop)signature->redop));
         }
-        if (dd_coll_is_folding(coll) && signature->redop == DD_REDOP_PREMUL_SUM) {
+        if (has_factor) {
             double factor;
-            memcpy(&factor, &signature->factor_bits, sizeof factor);
+            memcpy(&factor, &signature->extra_bits, sizeof factor);
             append(&line, " by %.9g", factor);
         }
         if (dd_coll_has_root(coll)) {

@@ -129,6 +129,7 @@ typedef struct dd_call_options {
      * not compare dtypes. An untyped message is bytes, which match every dtype. */
     bool is_typed;
     dd_dtype dtype;
+    uint64_t foreign_dtype; /* as in dd_coll_args */
     /* Arguments to record when the call is accepted; NULL for no record. The group sets the
      * times. */
     dd_record_call *record;

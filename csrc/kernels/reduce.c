@@ -101,6 +101,9 @@ find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
                                             : has_results ? DD_FORM_ROUND
                                                           : DD_FORM_PARTIALS];
     }
+    if (reduction->has_nat && op == DD_REDOP_MAX) {
+        return dd_kernel_max_of_dates;
+    }
     if ((op == DD_REDOP_AVG && !has_results) || (op == DD_REDOP_PREMUL_SUM && !takes_inputs)) {
         op = DD_REDOP_SUM;
     }

@@ -68,6 +68,9 @@ typedef struct dd_reduction {
      * factor is truncated toward zero and clamped to int64. */
     double factor;
     int divisor; /* divisor of AVG: the number of ranks */
+    /* True for INT64 that are NumPy's dates or differences: MIN and MAX are NaT, the least integer, if
+     * a source is. */
+    bool has_nat;
 } dd_reduction;
 
 typedef enum dd_stage {

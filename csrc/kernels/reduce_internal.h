@@ -53,6 +53,8 @@ extern dd_kernel_table dd_kernels_avx2;
 extern dd_kernel_table dd_kernels_avx512;
 extern dd_kernel_table dd_kernels_neon;
 
+dd_kernel dd_kernel_max_of_dates;
+
 /* M(X, T, type, unsigned type of the same size) */
 #define DD_INTEGER_LIST(M, X)        \
     M(X, INT8, int8_t, uint8_t)      \

@@ -61,5 +61,20 @@ DEFINE_AVERAGE(UINT64, uint64_t, wide_uint, wide_uint, wide_uint)
 DEFINE_COMPLEX_PRODUCT(COMPLEX64, FLOAT32, float)
 DEFINE_COMPLEX_PRODUCT(COMPLEX128, FLOAT64, double)
 
+/* NaT, the least integer, is propagated: subtracting 1 makes NaT the greatest number. */
+void
+dd_kernel_max_of_dates(const dd_fold *fold, size_t begin)
+{
+    const dd_fold local = *fold;
+    for (size_t i = begin; i < local.count; i++) {
+        uint64_t greatest = load_INT64((const int64_t *)local.srcs[0] + i)[0] - 1;
+        for (size_t k = 1; k < local.nsrcs; k++) {
+            uint64_t x = load_INT64((const int64_t *)local.srcs[k] + i)[0] - 1;
+            greatest = (int64_t)x > (int64_t)greatest ? x : greatest;
+        }
+        store_INT64((int64_t *)local.out + i, (value_INT64){greatest + 1});
+    }
+}
+
 #define ENTRY(T, op, form) [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
 dd_kernel_table dd_kernels_scalar = {DD_VECTOR_KERNEL_LIST(ENTRY) DD_SCALAR_KERNEL_LIST(ENTRY)};

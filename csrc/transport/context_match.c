@@ -120,7 +120,8 @@ has_other_dtype(const dd_message *recv, const dd_signature *sent)
 {
     const dd_signature *wanted = recv->signature;
     return recv->kind == DD_MESSAGE_P2P && wanted != NULL &&
-           (wanted->flags & sent->flags & DD_SIGNATURE_TYPED) != 0 && wanted->dtype != sent->dtype;
+           (wanted->flags & sent->flags & DD_SIGNATURE_TYPED) != 0 &&
+           (wanted->dtype != sent->dtype || wanted->extra_bits != sent->extra_bits);
 }
 
 static int

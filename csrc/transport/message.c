@@ -145,9 +145,9 @@ fail_dtype(dd_message *message, const dd_signature *peer_signature)
         message->is_send
             ? "expects %llu elements of %s (tag %llu), got %llu of %s: send that dtype, or receive uint8"
             : "has sent %llu elements of %s (tag %llu), expected %llu of %s: receive that dtype, or uint8",
-        (unsigned long long)peer_signature->count, dd_dtype_name((dd_dtype)peer_signature->dtype),
+        (unsigned long long)peer_signature->count, dd_signature_dtype_name(peer_signature, (char[9]){""}),
         (unsigned long long)message->tag, (unsigned long long)own_signature->count,
-        dd_dtype_name((dd_dtype)own_signature->dtype));
+        dd_signature_dtype_name(own_signature, (char[9]){""}));
 }
 
 void

@@ -94,7 +94,7 @@ dd_window_command_encode(const dd_window_command *command)
         .signature = {.coll = (uint8_t)command->type,
                       .root = command->id,
                       .count = command->offset,
-                      .factor_bits = has_data ? 0 : command->nbytes},
+                      .extra_bits = has_data ? 0 : command->nbytes},
     };
 }
 
@@ -117,8 +117,8 @@ wire_find_fault(const dd_request *request)
         return "wrong id";
     }
     if (((parts & HAS_OFFSET) == 0 && numbers->count != 0) ||
-        ((parts & HAS_WISH) == 0 && numbers->factor_bits != 0) ||
-        numbers->count > UINT64_MAX - (request->nbytes | numbers->factor_bits)) {
+        ((parts & HAS_WISH) == 0 && numbers->extra_bits != 0) ||
+        numbers->count > UINT64_MAX - (request->nbytes | numbers->extra_bits)) {
         return "wrong offset or size";
     }
     if ((parts & HAS_DATA) == 0 && request->nbytes != 0) {
@@ -142,7 +142,7 @@ dd_window_command_decode(const dd_request *request, dd_window_command *command, 
         .id = numbers->root,
         .window = request->tag,
         .offset = numbers->count,
-        .nbytes = numbers->coll == DD_WINDOW_GET ? numbers->factor_bits : request->nbytes,
+        .nbytes = numbers->coll == DD_WINDOW_GET ? numbers->extra_bits : request->nbytes,
     };
     return DD_OK;
 }

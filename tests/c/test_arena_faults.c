@@ -91,8 +91,8 @@ disagree(team_rank *self, const void *arg)
 TEST(every_field_of_the_signature_counts)
 {
     const dd_signature differences[] = {
-        {.coll = 1}, {.dtype = 1}, {.redop = 1},       {.flags = 1},
-        {.root = 1}, {.count = 1}, {.factor_bits = 1}, {.count = UINT64_C(1) << 63}};
+        {.coll = 1}, {.dtype = 1}, {.redop = 1},      {.flags = 1},
+        {.root = 1}, {.count = 1}, {.extra_bits = 1}, {.count = UINT64_C(1) << 63}};
     for (size_t i = 0; i < sizeof(differences) / sizeof(differences[0]); i++) {
         arena_fault fault = {.coll = i % 2 == 0 ? DD_COLL_ALL_REDUCE : DD_COLL_ALL_TO_ALL,
                              .wrong_rank = (int)(i % NRANKS),

@@ -17,7 +17,7 @@ sample(dd_frame_type type)
         .credit = 77,
         .source = 3,
         .target = 4,
-        .signature = {.coll = 1, .dtype = 2, .redop = 3, .flags = 4, .root = 5, .count = 6, .factor_bits = 7},
+        .signature = {.coll = 1, .dtype = 2, .redop = 3, .flags = 4, .root = 5, .count = 6, .extra_bits = 7},
     };
     if (type == DD_FRAME_EAGER) {
         frame.payload = 1000;

@@ -373,7 +373,7 @@ for_each_combination(void (*run)(const combination *))
             for (int stage = 0; stage < STAGE_COUNT; stage++) {
                 for (size_t n = 0; n < sizeof nsrcs / sizeof nsrcs[0]; n++) {
                     combination c = {
-                        {(dd_dtype)dtype, (dd_redop)op, -2.6, 3}, (dd_stage)stage, nsrcs[n]};
+                        {(dd_dtype)dtype, (dd_redop)op, -2.6, 3, false}, (dd_stage)stage, nsrcs[n]};
                     bool is_tested = stage == DD_STAGE_WHOLE || !has_wide_integers(&c.reduction);
                     if (is_tested && dd_reduce_is_supported(c.reduction.dtype, c.reduction.op)) {
                         run(&c);
@@ -675,6 +675,18 @@ TEST(means_of_integers_are_exact_in_all_stages)
     }
 }
 
+TEST(nat_is_the_least_and_the_greatest_date)
+{
+    const int64_t a[] = {1, INT64_MIN, 5, INT64_MAX, -3}, b[] = {2, 7, INT64_MIN, INT64_MIN + 1, -4};
+    const int64_t least[] = {1, INT64_MIN, INT64_MIN, INT64_MIN + 1, -4};
+    const int64_t greatest[] = {2, INT64_MIN, INT64_MIN, INT64_MAX, -3};
+    const void *srcs[] = {a, b};
+    dd_reduction reduction = {.dtype = DD_DTYPE_INT64, .op = DD_REDOP_MIN, .has_nat = true};
+    check_all_isas(&reduction, DD_STAGE_WHOLE, srcs, 2, 5, least);
+    reduction.op = DD_REDOP_MAX;
+    check_all_isas(&reduction, DD_STAGE_WHOLE, srcs, 2, 5, greatest);
+}
+
 TEST(integer_factors_are_clamped_to_the_range)
 {
     const int64_t one = 1;
@@ -684,7 +696,7 @@ TEST(integer_factors_are_clamped_to_the_range)
     } cases[] = {{2.9, 2},         {-2.9, -2},         {1e300, INT64_MAX}, {-1e300, INT64_MIN},
                  {(double)NAN, 0}, {0x1p62, 1LL << 62}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        dd_reduction reduction = {DD_DTYPE_INT64, DD_REDOP_PREMUL_SUM, cases[i].factor, 1};
+        dd_reduction reduction = {DD_DTYPE_INT64, DD_REDOP_PREMUL_SUM, cases[i].factor, 1, false};
         check_all_isas(&reduction, DD_STAGE_WHOLE, (const void *[]){&one}, 1, 1, &cases[i].product);
     }
 }

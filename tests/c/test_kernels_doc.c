@@ -36,7 +36,26 @@ static const char rules[] =
     "- **Zeros**: for MIN and MAX, -0 is less than +0.\n"
     "- **Overflow** in rounding results in infinity, and in NaN for float8_e4m3fn, which has no infinity.\n"
     "- **Complex** products are (ac - bd) + (ad + bc)i, without the special cases for infinities of C's\n"
-    "  multiplication.\n";
+    "  multiplication.\n"
+    "\n"
+    "## Other dtypes of NumPy\n"
+    "\n"
+    "NumPy arrays of these dtypes can be moved: broadcast, gathered, scattered, exchanged, sent and\n"
+    "received, by calls that fill arrays and by functions of `dldist.functional`, in groups on the\n"
+    "CPU. All ranks must pass the same dtype: `datetime64[s]` does not match `datetime64[ms]`, and\n"
+    "`>i4` does not match `int32`. In messages, a receive as uint8 takes the bytes of every dtype.\n"
+    "\n"
+    "| dtype | reductions | alternative |\n"
+    "| --- | --- | --- |\n"
+    "| datetime64, timedelta64 | MIN, MAX; NaT if a rank has NaT, as `numpy.minimum` and `maximum` | `x.view(\"int64\")` |\n"
+    "| structured | - | one field at a time: `x[\"name\"]` |\n"
+    "| the other byte order, such as `>f8` | - | `x.astype(x.dtype.newbyteorder(\"=\"))` |\n"
+    "| strings of fixed length, `S` and `U` | - | [objects](objects.md) |\n"
+    "| long double, and dtypes of ml_dtypes that the first table lacks | - | `x.astype(\"float64\")` |\n"
+    "\n"
+    "Arrays of Python objects, and strings of variable length (`StringDType`), are refused: send\n"
+    "[objects](objects.md). Masked arrays are refused, because the mask would be lost: pass\n"
+    "`x.filled(0)`, or `x.data` and `x.mask` in two calls.\n";
 
 typedef struct page_text {
     char text[8192];

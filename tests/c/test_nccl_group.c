@@ -333,8 +333,8 @@ reductions_body(nccl_rig_rank *self)
         if (dd_dtype_kind_of(dtypes[d]) == DD_KIND_FLOAT) {
             char *factor = nccl_rig_alloc(self, 8);
             put(dtypes[d], factor, 2);
-            check_reduction(self, &(dd_reduction){dtypes[d], DD_REDOP_PREMUL_SUM, 2, 1}, NULL);
-            check_reduction(self, &(dd_reduction){dtypes[d], DD_REDOP_PREMUL_SUM, 77, 1}, factor);
+            check_reduction(self, &(dd_reduction){dtypes[d], DD_REDOP_PREMUL_SUM, 2, 1, false}, NULL);
+            check_reduction(self, &(dd_reduction){dtypes[d], DD_REDOP_PREMUL_SUM, 77, 1, false}, factor);
             nccl_rig_free(self, factor);
         }
     }

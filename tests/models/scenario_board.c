@@ -38,7 +38,7 @@ place_of(uint64_t sequence)
 {
     return (dd_arena_position){
         .sequence = sequence,
-        .signature = {.root = (uint32_t)sequence, .count = sequence, .factor_bits = sequence},
+        .signature = {.root = (uint32_t)sequence, .count = sequence, .extra_bits = sequence},
         .is_inside = true};
 }
 

@@ -71,6 +71,12 @@ py_operands_dtype(const py_operands *operands)
     return operands->npieces > 0 ? operands->pieces[0].tensor.view.dtype : DD_DTYPE_UINT8;
 }
 
+uint64_t
+py_operands_foreign_dtype(const py_operands *operands)
+{
+    return operands->npieces > 0 ? operands->pieces[0].tensor.foreign_dtype : 0;
+}
+
 bool
 py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes)
 {
@@ -111,13 +117,15 @@ reserve_pieces(py_operands *operands, size_t more)
 static bool
 check_dtype(const py_operands *operands, const py_tensor *tensor, const char *name)
 {
-    if (operands->npieces == 0 || operands->pieces[0].tensor.view.dtype == tensor->view.dtype) {
+    const py_tensor *first = &operands->pieces[0].tensor;
+    if (operands->npieces == 0 ||
+        (first->view.dtype == tensor->view.dtype && first->foreign_dtype == tensor->foreign_dtype)) {
         return true;
     }
     py_raise_for_argument(operands->state->errors[PY_ERROR_TYPE], operands->function, name,
                           "has another dtype: got %s, expected %s; all tensors of a call have the same dtype",
-                          dd_dtype_name(tensor->view.dtype),
-                          dd_dtype_name(operands->pieces[0].tensor.view.dtype));
+                          py_tensor_dtype_name(tensor, (char[PY_DTYPE_TEXT]){""}),
+                          py_tensor_dtype_name(first, (char[PY_DTYPE_TEXT]){""}));
     return false;
 }
 
@@ -148,6 +156,7 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
     py_tensor_start(&piece->tensor);
     bool is_output = (use & PY_USE_OUT) != 0;
     piece->tensor.scope = is_on_device(operands) ? &operands->device : NULL;
+    piece->tensor.takes_foreign = !is_on_device(operands);
     if (!py_tensor_init(&piece->tensor, operands->state, object, is_output ? PY_TENSOR_OUT : PY_TENSOR_IN,
                         operands->function, name)) {
         return false;

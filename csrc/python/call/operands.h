@@ -125,6 +125,7 @@ void py_operands_unpack(py_operands *operands);
 void py_operands_add_results(const py_operands *operands, PyObject **list);
 
 dd_dtype py_operands_dtype(const py_operands *operands);
+uint64_t py_operands_foreign_dtype(const py_operands *operands); /* 0 if there is none (foreign.h) */
 /* Read the argument 'offset', a number of elements, as a number of bytes; NULL means 0. */
 bool py_operands_read_offset(const py_operands *operands, PyObject *value, size_t *nbytes);
 

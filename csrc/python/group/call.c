@@ -6,6 +6,9 @@
 #include "python/group/plan.h"
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
+#include "python/tensor/foreign.h"
+
+#include <stdio.h>
 
 #include <string.h>
 
@@ -268,6 +271,31 @@ post_collective(const py_group_call *call, const void *target, const dd_call_opt
     return dd_group_collective(call->group->group, target, options, work, err);
 }
 
+/* Fail unless elements of a foreign dtype are only moved, or are dates to reduce by MIN or MAX. */
+static bool
+check_foreign_dtype(const py_group_call *call, dd_coll_args *args)
+{
+    const py_tensor *tensor = &call->operands->pieces[0].tensor;
+    bool is_choice = args->reduction.op == DD_REDOP_MIN || args->reduction.op == DD_REDOP_MAX;
+    args->foreign_dtype = tensor->foreign_dtype;
+    args->reduction.has_nat = tensor->has_nat;
+    if (tensor->foreign_dtype == 0 || !dd_coll_is_folding(args->coll) || (tensor->has_nat && is_choice)) {
+        return true;
+    }
+    int i = 0;
+    while (i + 1 < call->params->count && call->params->list[i].kind != PY_CALL_TENSORS) {
+        i++;
+    }
+    py_argument argument = {.state = call->group->state,
+                            .function = call->params->function,
+                            .name = call->params->list[i].name,
+                            .value = tensor->object};
+    char problem[64];
+    (void)snprintf(problem, sizeof problem, "cannot be reduced by %s", dd_redop_name(args->reduction.op));
+    (void)py_foreign_raise(&argument, problem, "numbers in native byte order");
+    return false;
+}
+
 /* Run a collective whose arguments have been checked. The flight recorder gets the call's
  * description from the form, or from a record if there is no form. */
 static PyObject *
@@ -323,6 +351,7 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     dd_coll_args args = {.coll = coll, .root = call->root, .reduction = call->reduction};
     args.reduction.dtype = py_operands_dtype(call->operands);
     args.reduction.divisor = call->group->size;
+    is_ok = is_ok && (call->operands->npieces == 0 || check_foreign_dtype(call, &args));
     py_form *form = is_ok ? py_form_acquire(call, &args) : NULL;
     if (form == NULL) {
         if (!is_ok || PyErr_Occurred() != NULL ||

@@ -85,7 +85,8 @@ form_key_is_equal(const form_key *a, const form_key *b)
     return a->nwords == b->nwords;
 }
 
-/* Return true if the tensors are few, not split by sizes, not staged, and do not overlap. */
+/* Return true if the tensors are few, not split by sizes, not staged, of a dd_dtype, and do not
+ * overlap. */
 static bool
 are_plain(const py_operands *operands)
 {
@@ -95,7 +96,7 @@ are_plain(const py_operands *operands)
         return false;
     }
     for (size_t i = 0; i < operands->npieces; i++) {
-        if (pieces[i].is_staged || pieces[i].nbytes == 0) {
+        if (pieces[i].is_staged || pieces[i].nbytes == 0 || pieces[i].tensor.foreign_dtype != 0) {
             return false;
         }
     }

@@ -57,7 +57,9 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
         !py_params_flag(call->group->state, match_dtype, is_typed, call->params->function, "match_dtype")) {
         return false;
     }
-    *is_typed = *is_typed && dtype != DD_DTYPE_UINT8 && dtype != DD_DTYPE_INT8;
+    bool is_bytes =
+        (dtype == DD_DTYPE_UINT8 || dtype == DD_DTYPE_INT8) && py_operands_foreign_dtype(call->operands) == 0;
+    *is_typed = *is_typed && !is_bytes;
     return true;
 }
 
@@ -99,6 +101,7 @@ run_prepared_message(py_group_call *call, const py_group_message *message)
     py_record record;
     dd_call_options options = {.is_typed = message->is_typed,
                                .dtype = piece->tensor.view.dtype,
+                               .foreign_dtype = piece->tensor.foreign_dtype,
                                .record = py_record_message(&record, call->group->state, call->operands,
                                                            message->is_send, message->rank)};
     if (call->flight != NULL) {

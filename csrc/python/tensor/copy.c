@@ -159,16 +159,17 @@ check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst
         !py_tensor_require_cpu(src, state, t->function, t->src)) {
         return false;
     }
-    if (dst->view.count != src->view.count || !t->is_supported(t, dst->view.dtype, src->view.dtype)) {
-        const char *dtype = dd_dtype_name(dst->view.dtype);
+    if (dst->view.count != src->view.count || dst->foreign_dtype != src->foreign_dtype ||
+        !t->is_supported(t, dst->view.dtype, src->view.dtype)) {
         bool is_reduction = t->run == run_reduce && dst->view.dtype == src->view.dtype;
         if (is_reduction && dst->view.count == src->view.count) {
             PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): there is no %s of %s", t->function,
-                         dd_redop_name(t->op), dtype);
+                         dd_redop_name(t->op), dd_dtype_name(dst->view.dtype));
             return false;
         }
         PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): %zu elements of %s do not go into %zu of %s",
-                     t->function, src->view.count, dd_dtype_name(src->view.dtype), dst->view.count, dtype);
+                     t->function, src->view.count, py_tensor_dtype_name(src, (char[PY_DTYPE_TEXT]){""}),
+                     dst->view.count, py_tensor_dtype_name(dst, (char[PY_DTYPE_TEXT]){""}));
         return false;
     }
     return true;
@@ -210,8 +211,8 @@ take_pair(const tensor_transfer *t, py_state *state, PyObject *const *args, Py_s
 static PyObject *
 transfer_objects(const tensor_transfer *t, py_state *state, PyObject *dst_object, PyObject *src_object)
 {
-    py_tensor dst = {0};
-    py_tensor src = {0};
+    py_tensor dst = {.takes_foreign = t->run == run_copy};
+    py_tensor src = {.takes_foreign = t->run == run_copy};
     bool is_done = py_tensor_init(&dst, state, dst_object, PY_TENSOR_OUT, t->function, t->dst) &&
                    py_tensor_init(&src, state, src_object, PY_TENSOR_IN, t->function, t->src) &&
                    transfer_tensors(t, state, &dst, &src);

@@ -4,6 +4,7 @@
 #include "python/base/params.h"
 #include "python/tensor/device.h"
 #include "python/tensor/dtype.h"
+#include "python/tensor/foreign.h"
 #include "python/tensor/memory.h"
 #include "python/tensor/numpy.h"
 
@@ -33,12 +34,17 @@ read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
     case PY_FORMAT_NUMBER:
         return true;
     case PY_FORMAT_FOREIGN:
-        py_argument_raise(argument, PY_FAULT_DTYPE,
-                          "has a non-native byte order: got format '%s', expected native; convert it first",
-                          format);
+        if (!py_foreign_raise(argument, "has a non-native byte order", "native")) {
+            py_argument_raise(
+                argument, PY_FAULT_DTYPE,
+                "has a non-native byte order: got format '%s', expected native; convert it first", format);
+        }
         return false;
     case PY_FORMAT_UNKNOWN:
         break;
+    }
+    if (py_foreign_raise(argument, "has an unsupported dtype", "a dtype such as 'float32'")) {
+        return false;
     }
     py_argument_raise(
         argument, PY_FAULT_DTYPE,
@@ -47,14 +53,11 @@ read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
     return false;
 }
 
-static bool
-read_buffer(py_tensor *tensor, const py_argument *argument)
+bool
+py_tensor_read_layout(py_tensor *tensor, const py_argument *argument)
 {
     const Py_buffer *buffer = &tensor->buffer;
     dd_view *view = &tensor->view;
-    if (!read_buffer_dtype(tensor, argument)) {
-        return false;
-    }
     if (buffer->ndim > DD_VIEW_MAX_DIMS) {
         py_argument_raise(argument, PY_FAULT_VALUE,
                           "has a wrong number of dimensions: got %d, expected 0 to %d", buffer->ndim,
@@ -76,6 +79,14 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
     return true;
 }
 
+static bool
+has_dtype(const Py_buffer *buffer)
+{
+    dd_dtype dtype;
+    return py_dtype_of_format(buffer->format != NULL ? buffer->format : "B", (size_t)buffer->itemsize,
+                              &dtype) == PY_FORMAT_NUMBER;
+}
+
 /* Read a buffer. Return 1 on success, 0 if another way may succeed, -1 with an exception. */
 static int
 try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
@@ -89,9 +100,13 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
         return 0;
     }
     if (PyObject_GetBuffer(argument->value, &tensor->buffer, PyBUF_RECORDS_RO) == 0) {
+        int rc = has_dtype(&tensor->buffer) ? 0 : py_foreign_try_read(tensor, argument);
+        if (rc != 0) {
+            return rc;
+        }
         tensor->route = PY_ROUTE_BUFFER;
         tensor->device_type = PY_DEVICE_CPU;
-        if (!read_buffer(tensor, argument)) {
+        if (!read_buffer_dtype(tensor, argument) || !py_tensor_read_layout(tensor, argument)) {
             return -1;
         }
         py_numpy_try_enable(state, argument->value, &tensor->view);
@@ -105,135 +120,6 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
     }
     py_argument_raise_from_current(argument, "cannot be exported as a buffer");
     return -1;
-}
-
-/* Find the array's dtype if ml_dtypes added it. Otherwise return false without an exception. */
-static bool
-find_extension_dtype(PyObject *array, dd_dtype *dtype)
-{
-    PyObject *descriptor = PyObject_GetAttrString(array, "dtype");
-    PyObject *name = descriptor != NULL ? PyObject_GetAttrString(descriptor, "name") : NULL;
-    const char *text = name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-    bool is_found = text != NULL && py_dtype_of_extension(text, dtype);
-    Py_XDECREF(name);
-    Py_XDECREF(descriptor);
-    py_error_forget();
-    return is_found;
-}
-
-/* Read a tuple of `count` integers. Return false on failure, with or without an exception. */
-static bool
-read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
-{
-    if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        if (numbers[i] == -1 && PyErr_Occurred() != NULL) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* The values of a dict __array_interface__: new references, or NULL. */
-typedef struct array_interface {
-    PyObject *shape;
-    PyObject *strides;
-    PyObject *type;
-    PyObject *data;
-} array_interface;
-
-static PyObject *
-find_interface_field(PyObject *interface, const char *name)
-{
-    PyObject *field = PyMapping_GetItemString(interface, name);
-    if (field == NULL) {
-        py_error_forget();
-    }
-    return field;
-}
-
-static void
-interface_init(array_interface *fields, PyObject *interface)
-{
-    *fields = (array_interface){
-        .shape = find_interface_field(interface, "shape"),
-        .strides = find_interface_field(interface, "strides"),
-        .type = find_interface_field(interface, "typestr"),
-        .data = find_interface_field(interface, "data"),
-    };
-}
-
-static void
-interface_fini(array_interface *fields)
-{
-    Py_XDECREF(fields->shape);
-    Py_XDECREF(fields->strides);
-    Py_XDECREF(fields->type);
-    Py_XDECREF(fields->data);
-}
-
-static bool
-read_interface_layout(dd_view *view, const array_interface *fields)
-{
-    PyObject *shape = fields->shape;
-    Py_ssize_t ndim = shape != NULL && PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
-    if (ndim < 0 || ndim > DD_VIEW_MAX_DIMS || !read_integers(shape, ndim, view->shape)) {
-        return false;
-    }
-    view->ndim = (int)ndim;
-    if (fields->strides != NULL && fields->strides != Py_None) {
-        return read_integers(fields->strides, ndim, view->strides);
-    }
-    return py_tensor_set_row_major(view);
-}
-
-static bool
-read_interface_data(dd_view *view, const array_interface *fields)
-{
-    PyObject *type = fields->type;
-    PyObject *data = fields->data;
-    const char *text = type != NULL && PyUnicode_Check(type) ? PyUnicode_AsUTF8AndSize(type, NULL) : NULL;
-    if (text == NULL || py_dtype_is_foreign(text) || data == NULL || !PyTuple_Check(data) ||
-        PyTuple_Size(data) != 2) {
-        return false;
-    }
-    view->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
-    view->is_readonly = PyObject_IsTrue(PyTuple_GetItem(data, 1)) != 0;
-    return PyErr_Occurred() == NULL;
-}
-
-static bool
-read_interface(dd_view *view, PyObject *interface)
-{
-    array_interface fields;
-    interface_init(&fields, interface);
-    bool is_read = read_interface_layout(view, &fields) && read_interface_data(view, &fields);
-    interface_fini(&fields);
-    return is_read;
-}
-
-/* Read a NumPy array with an extension dtype, which NumPy exports neither as a buffer nor by
- * DLPack. Return the same values as try_buffer. */
-static int
-try_array_interface(py_tensor *tensor, const py_argument *argument)
-{
-    if (!PyObject_CheckBuffer(argument->value) ||
-        !find_extension_dtype(argument->value, &tensor->view.dtype)) {
-        return 0;
-    }
-    PyObject *interface = PyObject_GetAttrString(argument->value, "__array_interface__");
-    bool is_read = interface != NULL && PyDict_Check(interface) && read_interface(&tensor->view, interface);
-    Py_XDECREF(interface);
-    if (!is_read) {
-        py_error_forget();
-        return 0;
-    }
-    tensor->route = PY_ROUTE_ARRAY_INTERFACE;
-    tensor->device_type = PY_DEVICE_CPU;
-    return 1;
 }
 
 /* Read a SharedArray or an NcclArray. Return the same values as try_buffer. */
@@ -256,6 +142,10 @@ try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
     return 1;
 }
 
+#define A_TENSOR                                                                                            \
+    "a tensor (an object with __dlpack__ or the buffer protocol: an array of NumPy, PyTorch, JAX or CuPy, " \
+    "a bytearray, a memoryview"
+
 static bool
 import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_argument *argument)
 {
@@ -264,7 +154,7 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
         rc = try_buffer(tensor, state, argument);
     }
     if (rc == 0) {
-        rc = try_array_interface(tensor, argument);
+        rc = py_foreign_try_read(tensor, argument);
     }
     if (rc == 0) {
         rc = py_dlpack_try_exchange(tensor, state, use, argument);
@@ -273,9 +163,10 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
         rc = py_dlpack_try_capsule(tensor, state, use, argument);
     }
     if (rc == 0) {
+        bool is_number = PyFloat_Check(argument->value) || PyLong_Check(argument->value) ||
+                         PyComplex_Check(argument->value);
         py_raise_wrong_type(argument->function, argument->name,
-                            "a tensor (an object with __dlpack__ or the buffer protocol: an array of NumPy, "
-                            "PyTorch, JAX or CuPy, a bytearray, a memoryview)",
+                            is_number ? A_TENSOR "; dldist.functional also accepts numbers)" : A_TENSOR ")",
                             argument->value);
     }
     return rc > 0;
@@ -380,8 +271,7 @@ find_owner(const py_state *state, PyObject *object)
 bool
 py_tensor_pin(py_tensor *tensor, const py_state *state)
 {
-    bool has_numpy_memory = tensor->route == PY_ROUTE_BUFFER || tensor->route == PY_ROUTE_ARRAY_INTERFACE;
-    if (!has_numpy_memory || PyByteArray_Check(tensor->object)) {
+    if (tensor->route != PY_ROUTE_BUFFER || PyByteArray_Check(tensor->object)) {
         return true;
     }
     PyObject *owner = find_owner(state, tensor->object);
@@ -473,6 +363,7 @@ py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_
     }
     bool is_done = list->items != NULL;
     for (Py_ssize_t i = 0; is_done && i < count; i++) {
+        list->items[i].takes_foreign = true;
         char item_name[64];
         snprintf(item_name, sizeof item_name, "%.40s[%zd]", name, i);
         is_done =
@@ -513,10 +404,8 @@ static PyObject *
 tensor_describe(const py_tensor *tensor)
 {
     static const char *const routes[] = {
-        [PY_ROUTE_NONE] = "none",         [PY_ROUTE_BUFFER] = "buffer",
-        [PY_ROUTE_DLPACK] = "dlpack",     [PY_ROUTE_ARRAY_INTERFACE] = "array_interface",
-        [PY_ROUTE_EXCHANGE] = "exchange", [PY_ROUTE_DLPACK_LEGACY] = "dlpack_legacy",
-        [PY_ROUTE_OWN] = "own",
+        [PY_ROUTE_NONE] = "none", [PY_ROUTE_BUFFER] = "buffer", [PY_ROUTE_EXCHANGE] = "exchange",
+        [PY_ROUTE_OWN] = "own",   [PY_ROUTE_DLPACK] = "dlpack", [PY_ROUTE_DLPACK_LEGACY] = "dlpack_legacy",
     };
     const dd_view *view = &tensor->view;
     char device[DEVICE_TEXT];

@@ -20,11 +20,10 @@ typedef enum py_tensor_use {
 typedef enum py_tensor_route {
     PY_ROUTE_NONE,
     PY_ROUTE_BUFFER,
-    PY_ROUTE_ARRAY_INTERFACE, /* __array_interface__, for dtypes that ml_dtypes adds to NumPy */
-    PY_ROUTE_EXCHANGE,        /* the C function table __dlpack_c_exchange_api__ */
-    PY_ROUTE_OWN,             /* a SharedArray or an NcclArray: `object` keeps the memory alive */
-    PY_ROUTE_DLPACK,          /* a capsule from __dlpack__, DLPack 1 */
-    PY_ROUTE_DLPACK_LEGACY,   /* a capsule from __dlpack__, DLPack 0, which has no read-only flag */
+    PY_ROUTE_EXCHANGE,      /* the C function table __dlpack_c_exchange_api__ */
+    PY_ROUTE_OWN,           /* a SharedArray or an NcclArray: `object` keeps the memory alive */
+    PY_ROUTE_DLPACK,        /* a capsule from __dlpack__, DLPack 1 */
+    PY_ROUTE_DLPACK_LEGACY, /* a capsule from __dlpack__, DLPack 0, which has no read-only flag */
 } py_tensor_route;
 
 /* A tensor in use: the memory of `view` stays valid until py_tensor_fini. The struct must be
@@ -40,6 +39,10 @@ typedef struct py_tensor {
     /* Must be set before py_tensor_init if device memory is accepted, otherwise NULL. Not used
      * after py_tensor_init. */
     struct py_device_scope *scope;
+    /* Must be set before py_tensor_init if dtypes are accepted whose elements are only moved. */
+    bool takes_foreign;
+    bool has_nat;           /* the elements are INT64 and dates of NumPy; only with foreign_dtype */
+    uint64_t foreign_dtype; /* name of a dtype that is only moved (foreign.h); 0 for a dd_dtype */
     py_tensor_route route;
     /* PY_ROUTE_BUFFER: the held buffer; its obj is NULL if the array was read without a buffer */
     Py_buffer buffer;
@@ -55,6 +58,9 @@ py_tensor_start(py_tensor *tensor)
     tensor->object = NULL;
     tensor->pin = NULL;
     tensor->scope = NULL;
+    tensor->takes_foreign = false;
+    tensor->has_nat = false;
+    tensor->foreign_dtype = 0;
     tensor->route = PY_ROUTE_NONE;
     tensor->buffer.obj = NULL;
     tensor->managed = NULL;
@@ -83,6 +89,13 @@ int py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg);
 bool py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const char *function,
                            const char *name);
 
+#define PY_DTYPE_TEXT 9
+/* Return the name of the dtype; the buffer is used for a foreign dtype. */
+const char *py_tensor_dtype_name(const py_tensor *tensor, char out[PY_DTYPE_TEXT]);
+
+/* Set data, shape and strides from tensor->buffer; the dtype must be set if the buffer has no strides. */
+bool py_tensor_read_layout(py_tensor *tensor, const py_argument *argument);
+
 /* Set row-major strides from the view's dtype and shape. Return false if they overflow 64 bits. */
 bool py_tensor_set_row_major(dd_view *view);
 
@@ -93,7 +106,7 @@ typedef struct py_tensor_list {
     Py_ssize_t count;
 } py_tensor_list;
 
-/* Like py_tensor_init for each item; messages name an item '<name>[<index>]'. */
+/* Like py_tensor_init for each item, which may have a foreign dtype; messages name an item '<name>[<index>]'. */
 bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
                          const char *function, const char *name);
 void py_tensor_list_fini(py_tensor_list *list);
