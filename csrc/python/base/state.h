@@ -38,7 +38,8 @@ typedef enum py_error_kind {
     X(IS_NEG, "is_neg")                          \
     X(IS_CONJ, "is_conj")                        \
     X(BASE, "base")                              \
-    X(OBJ, "obj")
+    X(OBJ, "obj")                                \
+    X(MASK, "mask")
 
 typedef enum py_name {
 #define PY_NAME_ENUM(name, text) PY_NAME_##name,

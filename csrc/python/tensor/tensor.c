@@ -79,6 +79,22 @@ py_tensor_read_layout(py_tensor *tensor, const py_argument *argument)
     return true;
 }
 
+/* Fail if the object is a masked array of NumPy, whose class has the attribute `mask`. */
+static bool
+check_unmasked(const py_state *state, const py_argument *argument)
+{
+    PyTypeObject *type = Py_TYPE(argument->value);
+    PyObject *ndarray = PY_ONCE_GET(&state->ndarray_type);
+    bool may_be_array = ndarray == NULL || PyType_IsSubtype(type, (PyTypeObject *)ndarray) != 0;
+    if (!may_be_array || !py_has_attribute((PyObject *)type, state->names[PY_NAME_MASK])) {
+        return true;
+    }
+    py_argument_raise(
+        argument, PY_FAULT_DTYPE,
+        "is a masked array: expected an array without a mask; pass x.filled(0), or x.data and x.mask");
+    return false;
+}
+
 static bool
 has_dtype(const Py_buffer *buffer)
 {
@@ -98,6 +114,9 @@ try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
     }
     if (!PyObject_CheckBuffer(argument->value)) {
         return 0;
+    }
+    if (!check_unmasked(state, argument)) {
+        return -1;
     }
     if (PyObject_GetBuffer(argument->value, &tensor->buffer, PyBUF_RECORDS_RO) == 0) {
         int rc = has_dtype(&tensor->buffer) ? 0 : py_foreign_try_read(tensor, argument);
@@ -216,6 +235,37 @@ raise_readonly(const py_argument *argument)
     Py_DECREF(type_name);
 }
 
+static int64_t
+stride_length(const dd_view *view, int dimension)
+{
+    int64_t stride = view->strides[dimension];
+    return stride < 0 ? -stride : stride;
+}
+
+/* Return a dimension whose stride is shorter than the memory of the dimensions with shorter strides,
+ * so that elements may share memory; -1 if there is none. */
+static int
+find_short_stride(const dd_view *view)
+{
+    int64_t extent = (int64_t)dd_dtype_size(view->dtype);
+    bool is_done[DD_VIEW_MAX_DIMS] = {false};
+    while (view->count > 1 && !view->is_contiguous) {
+        int next = -1;
+        for (int i = 0; i < view->ndim; i++) {
+            bool is_candidate = !is_done[i] && view->shape[i] > 1;
+            if (is_candidate && (next < 0 || stride_length(view, i) < stride_length(view, next))) {
+                next = i;
+            }
+        }
+        if (next < 0 || stride_length(view, next) < extent) {
+            return next;
+        }
+        is_done[next] = true;
+        extent += stride_length(view, next) * (view->shape[next] - 1);
+    }
+    return -1;
+}
+
 static bool
 check_writable(const dd_view *view, const py_argument *argument)
 {
@@ -223,15 +273,14 @@ check_writable(const dd_view *view, const py_argument *argument)
         raise_readonly(argument);
         return false;
     }
-    for (int i = 0; i < view->ndim && view->count > 0; i++) {
-        if (view->strides[i] == 0 && view->shape[i] > 1) {
-            py_argument_raise(
-                argument, PY_FAULT_VALUE,
-                "is an output: got stride 0 in dimension %d, expected distinct elements; pass a copy", i);
-            return false;
-        }
+    int dimension = find_short_stride(view);
+    if (dimension >= 0) {
+        py_argument_raise(
+            argument, PY_FAULT_VALUE,
+            "is an output: got stride %lld in dimension %d, expected distinct elements; pass a copy",
+            (long long)view->strides[dimension], dimension);
     }
-    return true;
+    return dimension < 0;
 }
 
 bool

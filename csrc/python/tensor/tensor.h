@@ -12,7 +12,7 @@
 typedef enum py_tensor_use {
     PY_TENSOR_IN, /* the tensor is only read */
     /* the tensor is written: raise ValueError if it is read-only, is a copy, or has elements that
-     * share memory (stride 0) */
+     * share memory */
     PY_TENSOR_OUT,
 } py_tensor_use;
 

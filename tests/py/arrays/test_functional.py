@@ -186,6 +186,7 @@ def test_jax_functions_use_the_default_world(team):
 REFUSALS = {
     "text": ("TypeError", "all_reduce(): argument 'x' must be an array"),
     "large int": ("OverflowError", "all_reduce(): argument 'x' is out of range: got 9223372036854775808"),
+    "number in place": ("TypeError", "a memoryview; dldist.functional also accepts numbers), not float"),
     "list": ("TypeError", "not list"),
     "none": ("TypeError", "broadcast(): argument 'x' must be an array"),
     "objects": ("TypeError", "has an unsupported dtype"),

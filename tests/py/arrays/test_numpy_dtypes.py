@@ -1,4 +1,4 @@
-"""NumPy arrays that are only moved, and dates."""
+"""NumPy arrays that are only moved, dates, masked arrays, and outputs whose elements overlap."""
 
 import dldist
 import dldist.functional as F
@@ -162,3 +162,34 @@ def test_arrays_of_different_dtypes_do_not_match():
 
     errors = with_groups(2, message)[1]
     assert [type(error) for error in errors] == [dldist.DistMismatchError] * 2 and "<M8[s]" in str(errors[1]), errors
+
+
+def test_masked_arrays_are_refused_with_the_way_out():
+    x = numpy.ma.array([1.0, 1e30], mask=[0, 1])
+    text = r"is a masked array: expected an array without a mask; pass x.filled\(0\), or x.data and x.mask"
+    with dldist.Group(None, 0, 1) as group:
+        for call, name in [
+            (lambda: F.all_reduce(x, group=group), "all_reduce.*'x'"),
+            (lambda: F.all_reduce_tree({"a": x}, group=group), r"all_reduce_tree.*'tree' at \['a'\]"),
+            (lambda: group.all_reduce(x), "all_reduce.*'tensor'"),
+            (lambda: group.all_gather_single(x, x.data), "all_gather_single.*'output"),
+        ]:
+            with pytest.raises(dldist.DistTypeError, match=f"{name}.*{text}"):
+                call()
+        assert F.all_reduce(x.filled(0), group=group).tolist() == [1, 0]
+        records = numpy.zeros(2, [("mask", "?"), ("x", "f8")]).view(numpy.recarray)
+        assert F.all_gather(records, group=group).tolist() == records.tolist()
+
+
+def test_outputs_with_overlapping_elements_are_refused():
+    view = numpy.lib.stride_tricks.as_strided
+    memory = numpy.zeros(64)
+    with dldist.Group(None, 0, 1) as group:
+        for shape, strides in [((2, 2), (8, 8)), ((3, 4), (24, 8)), ((2, 3), (-8, 8)), ((2,), (4,)), ((2, 2, 2), (64, 8, 8))]:
+            x = view(memory[8:], shape, strides)
+            with pytest.raises(ValueError, match=r"argument 'tensor' is an output: got stride .* expected distinct elements; pass a copy"):
+                group.all_reduce(x)
+            F.all_reduce(x, group=group)  # only an input
+        for x in [memory[::-3], memory.reshape(4, 4, 4).T[::2, ::-1], memory.reshape(8, 8)[::2, 1:3]]:
+            group.all_reduce(x)
+        group.all_reduce(view(memory, (3, 1, 2), (16, 0, 8)))

@@ -274,6 +274,7 @@ def columns(group):
         (F.all_reduce(x, group=group), [n, 2 * n]),
         (F.all_gather(x, group=group), [1, 2] * n),
         (F.all_gather_any(x, group)[0], [1, 2]),
+        (F.all_gather(Column(["a", "bc"]), group=group), ["a", "bc"] * n),
     ]:
         assert type(got) is numpy.ndarray and got.tolist() == wanted
     shared = group.empty(2, "int32")
@@ -719,6 +720,7 @@ def refusals(group):
     calls = {
         "text": lambda: F.all_reduce("3", group=group),
         "large int": lambda: F.all_reduce(2**63, group=group),
+        "number in place": lambda: group.all_reduce(0.5),
         "list": lambda: F.all_gather([1.0], group=group),
         "none": lambda: F.broadcast(None, group=group),
         "objects": lambda: F.all_reduce(numpy.array([object()]), group=group),
