@@ -48,7 +48,7 @@ _worlds: dict[str, World] = {}  # by group name: each used group in _infos
 
 
 def empty(*size: int | Sequence[int], dtype: Any = "float32", device: Any = None, group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """Create an array of zeros in memory that the ranks of this host share.
+    """Create zeros (of float32 unless a dtype is given) in memory that this host's ranks share.
 
     Args:
         size: The shape: empty(2, 3) or empty((2, 3)).

@@ -472,7 +472,8 @@ static PyMethodDef group_methods[] = {
      "_serving($self, tensor, /)\n--\n\nThe group that serves the tensor's device: this one, or that beside it."},
     {"empty", PY_FAST_METHOD(py_group_empty),
      "empty($self, shape, dtype='float32')\n--\n\n"
-     "Makes a SharedArray of zeros. The ranks of this host share its memory, so collectives on it copy less."},
+     "Create a SharedArray of zeros; of float32 unless a dtype is given.\n\n"
+     "The ranks of this host share its memory, so collectives on it copy less."},
     {"_adopt", PY_FAST_METHOD(py_group_adopt),
      "_adopt($self, address, fd, nbytes)\n--\n\n"
      "Returns a SharedArray of the bytes at an address: a shared mapping of fd that only the caller uses and never moves."},

@@ -26,7 +26,7 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
 
 
 def empty(shape: int | list[int] | tuple[int, ...], dtype: Any = "float32", group: AnyGroup | str | None = None) -> _core.SharedArray:
-    """Create a zeroed array in memory that this host's ranks share, to save copies.
+    """Create zeros (of float32 unless a dtype is given) in memory that this host's ranks share.
 
     Args:
         shape: A length, or a list or tuple of lengths.
