@@ -29,6 +29,7 @@ typedef struct dd_window_options {
      * Other memory must be kept by the caller until close. */
     void *data;
     size_t nbytes;
+    dd_dtype dtype;    /* the elements, for dd_window_dtype */
     dd_region *region; /* the group's region that contains `data`; NULL if there is none */
     /* Bytes of each rank's pad, equal on all ranks: enough for one channel or more. 0 stands for
      * DD_WINDOW_PAD_NBYTES, or more if one channel needs more. */
@@ -56,7 +57,8 @@ void dd_window_release(dd_window *window); /* the last release closes the window
 
 /* ---- properties */
 
-size_t dd_window_nbytes(const dd_window *window, int rank); /* bytes of the rank's memory */
+size_t dd_window_nbytes(const dd_window *window, int rank);  /* bytes of the rank's memory */
+dd_dtype dd_window_dtype(const dd_window *window, int rank); /* its elements, as the rank declared */
 size_t dd_window_pad_nbytes(const dd_window *window);
 int dd_window_nchannels(const dd_window *window); /* pad_nbytes / 4 / number of ranks */
 /* Return the address in this process of a rank's memory. NULL if it is empty or the rank is far.

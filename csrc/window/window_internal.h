@@ -40,6 +40,7 @@ typedef struct window_control {
 typedef struct window_member {
     uint8_t *data; /* the rank's memory; NULL if empty or not mapped here */
     size_t nbytes;
+    dd_dtype dtype;
     _Atomic uint32_t *words; /* the rank's pad, [channel][source]; NULL if not mapped here */
     window_control *control; /* NULL if the pad is not mapped here */
     bool is_direct;

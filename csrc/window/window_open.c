@@ -87,8 +87,8 @@ window_create(window_hub *hub, uint64_t id, const dd_window_options *options)
     window->pad_nbytes = options->pad_nbytes != 0 ? options->pad_nbytes : by_default;
     window->nchannels = (int)(window->pad_nbytes / least);
     dd_list_init(&window->link);
-    window->members[hub->rank] =
-        (window_member){.data = options->data, .nbytes = options->nbytes, .is_direct = true};
+    window->members[hub->rank] = (window_member){
+        .data = options->data, .nbytes = options->nbytes, .dtype = options->dtype, .is_direct = true};
     return window;
 }
 
@@ -123,6 +123,7 @@ make_part(window_opening *opening, dd_error *err)
     set_pad(own_member, dd_region_data(window->pad), window->pad_nbytes);
     opening->part.pad_region = dd_region_id(window->pad);
     opening->part.nbytes = own_member->nbytes;
+    opening->part.dtype = own_member->dtype;
     if (window->region != NULL) {
         const uint8_t *base = dd_region_data(window->region);
         opening->part.data = (dd_window_location){.region = dd_region_id(window->region),
@@ -407,6 +408,7 @@ open_window(window_opening *opening, dd_error *err)
     window->id = opening->parts[0].window;
     for (int rank = 0; rank < opening->size; rank++) {
         window->members[rank].nbytes = (size_t)opening->parts[rank].nbytes;
+        window->members[rank].dtype = opening->parts[rank].dtype;
     }
     opening->own = map_members(opening, &opening->error);
     if (opening->own == DD_OK) {
@@ -460,6 +462,12 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
 }
 
 /* ---- properties */
+
+dd_dtype
+dd_window_dtype(const dd_window *window, int rank)
+{
+    return window->members[rank].dtype;
+}
 
 size_t
 dd_window_nbytes(const dd_window *window, int rank)

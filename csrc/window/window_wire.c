@@ -12,7 +12,8 @@
 typedef struct part_bytes {
     uint32_t status, pad_region;
     uint64_t window, pad_nbytes, nbytes, offset;
-    uint32_t region, sys_errno;
+    uint32_t region;
+    uint16_t sys_errno, dtype;
 } part_bytes;
 
 _Static_assert(sizeof(part_bytes) == DD_WINDOW_PART_NBYTES, "no field is padded");
@@ -28,7 +29,8 @@ dd_window_part_encode(const dd_window_part *part, uint8_t out[DD_WINDOW_PART_NBY
         .nbytes = part->nbytes,
         .offset = part->data.offset,
         .region = part->data.region,
-        .sys_errno = (uint32_t)part->sys_errno,
+        .sys_errno = (uint16_t)part->sys_errno,
+        .dtype = (uint16_t)part->dtype,
     };
     memcpy(out, &bytes, sizeof bytes);
 }
@@ -53,6 +55,10 @@ dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *p
         return dd_error_set(err, DD_PROTOCOL, "malformed window part: errno: got %lu, expected at most %d",
                             (unsigned long)bytes.sys_errno, SYS_ERRNO_MAX);
     }
+    if (!dd_dtype_is_valid(bytes.dtype)) {
+        return dd_error_set(err, DD_PROTOCOL, "malformed window part: dtype: got %lu, expected less than %d",
+                            (unsigned long)bytes.dtype, DD_DTYPE_COUNT);
+    }
     *part = (dd_window_part){
         .status = (dd_status)bytes.status,
         .sys_errno = (int)bytes.sys_errno,
@@ -61,6 +67,7 @@ dd_window_part_decode(const uint8_t in[DD_WINDOW_PART_NBYTES], dd_window_part *p
         .pad_nbytes = bytes.pad_nbytes,
         .nbytes = bytes.nbytes,
         .data = {.region = bytes.region, .offset = bytes.offset},
+        .dtype = (dd_dtype)bytes.dtype,
     };
     return DD_OK;
 }

@@ -36,6 +36,7 @@ typedef struct dd_window_part {
     uint64_t pad_nbytes;
     uint64_t nbytes;
     dd_window_location data;
+    dd_dtype dtype; /* the elements of the memory */
 } dd_window_part;
 
 void dd_window_part_encode(const dd_window_part *part, uint8_t out[DD_WINDOW_PART_NBYTES]);

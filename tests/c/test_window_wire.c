@@ -73,13 +73,19 @@ TEST(window_parts_survive_a_round_trip)
                            .window = 5,
                            .pad_nbytes = 2048,
                            .nbytes = 1 << 20,
-                           .data = {.region = 6, .offset = 64}};
+                           .data = {.region = 6, .offset = 64},
+                           .dtype = DD_DTYPE_FLOAT64};
     uint8_t bytes[DD_WINDOW_PART_NBYTES];
     dd_window_part back;
     dd_window_part_encode(&part, bytes);
     REQUIRE_OK(dd_window_part_decode(bytes, &back, check_err()));
     CHECK(back.status == DD_OK && back.pad_region == 4 && back.window == 5 && back.pad_nbytes == 2048);
     CHECK(back.nbytes == 1 << 20 && back.data.region == 6 && back.data.offset == 64);
+    CHECK(back.dtype == DD_DTYPE_FLOAT64);
+    part.dtype = (dd_dtype)DD_DTYPE_COUNT;
+    dd_window_part_encode(&part, bytes);
+    CHECK_STATUS(dd_window_part_decode(bytes, &back, check_err()), DD_PROTOCOL);
+    part.dtype = DD_DTYPE_BOOL;
     part.status = (dd_status)DD_STATUS_COUNT;
     dd_window_part_encode(&part, bytes);
     CHECK_STATUS(dd_window_part_decode(bytes, &back, check_err()), DD_PROTOCOL);

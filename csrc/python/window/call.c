@@ -90,6 +90,31 @@ move_and_wait(const transfer_call *transfer, py_group_call *call)
     Py_RETURN_NONE;
 }
 
+static bool
+is_bytes(dd_dtype dtype)
+{
+    return dtype == DD_DTYPE_UINT8 || dtype == DD_DTYPE_INT8;
+}
+
+/* Fail if the tensor has another dtype than the target's memory. Bytes on either side match every
+ * dtype, as in messages. */
+static bool
+check_target_dtype(const transfer_call *transfer, const py_group_call *call)
+{
+    dd_dtype wanted = dd_window_dtype(transfer->window->window, transfer->target.rank);
+    const py_tensor *tensor = &call->operands->pieces[0].tensor;
+    if (is_bytes(wanted) ||
+        (tensor->foreign_dtype == 0 && (tensor->view.dtype == wanted || is_bytes(tensor->view.dtype)))) {
+        return true;
+    }
+    py_raise_for_argument(
+        transfer->window->state->errors[PY_ERROR_TYPE], call->params->function, "tensor",
+        "has another dtype: got %s, expected %s, as the memory of rank %d; to move bytes, pass a view as uint8",
+        py_tensor_dtype_name(tensor, (char[PY_DTYPE_TEXT]){""}), dd_dtype_name(wanted),
+        transfer->target.rank);
+    return false;
+}
+
 /* Run a call whose first parameters are tensor, rank and offset. */
 static PyObject *
 transfer_run(transfer_call *transfer, py_group_call *call)
@@ -100,6 +125,7 @@ transfer_run(transfer_call *transfer, py_group_call *call)
     if (!py_params_rank(transfer->window->state, call->values[1], transfer->window->group->size,
                         &transfer->target.rank, call->params->function, "rank") ||
         !py_operands_add(call->operands, call->values[0], use, "tensor") ||
+        !check_target_dtype(transfer, call) ||
         !py_operands_read_offset(call->operands, call->values[2], &transfer->target.offset)) {
         return py_group_call_fail(call);
     }

@@ -143,6 +143,7 @@ window_take_and_open(py_window *self, const window_arguments *arguments)
         .region = region,
         .data = self->data,
         .nbytes = self->nbytes,
+        .dtype = self->data != NULL ? self->memory.view.dtype : DD_DTYPE_UINT8,
         .pad_nbytes = (size_t)pad_nbytes,
     };
     return window_open(self, &options, timeout_ns);

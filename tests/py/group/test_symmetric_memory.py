@@ -39,7 +39,7 @@ def test_symmetric_memory_may_have_every_dtype(teams, dtype):
     [
         cases.different_sizes, cases.own_array, cases.async_transfers, cases.dropped, cases.pointers, cases.pads, cases.counting,
         cases.second_signal_without_a_receiver, cases.wait_without_a_signal, cases.barriers, cases.threads, cases.views_outlive_everything,
-        cases.cycles, cases.closed, cases.abort_ends_waits, cases.interrupt, cases.bad_arguments, cases.forked,
+        cases.cycles, cases.closed, cases.abort_ends_waits, cases.interrupt, cases.bad_arguments, cases.other_dtypes, cases.forked,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip

@@ -517,7 +517,9 @@ def bad_arguments(world):
         (lambda: memory.put(4, 0), TypeError, "put(): argument 'tensor' must be a tensor"),
         (lambda: memory.put(bytes(4), 0, -1), ValueError, "argument 'offset' is out of range: got -1"),
         (lambda: memory.put(bytes(4), 0, 2**70), TypeError, "expected an int of 64 bits"),
-        (lambda: memory.put(memoryview(bytes(8)).cast("d"), 0, 2**62), ValueError, "argument 'offset'"),
+        (lambda: memory.put(memoryview(bytes(8)).cast("f"), 0, 2**62), ValueError, "argument 'offset'"),
+        (lambda: memory.put(memoryview(bytes(8)).cast("d"), 0), TypeError, "another dtype: got float64, expected float32, as the memory of rank 0"),
+        (lambda: memory.get(memoryview(bytearray(8)).cast("i"), 0), TypeError, "get(): argument 'tensor' has another dtype: got int32"),
         (lambda: memory.put(bytes(17), 0), ValueError, "17 bytes at offset 0"),
         (lambda: memory.put(bytes(4), 0, 0, memory.channels), ValueError, f"argument 'channel' is out of range: got {memory.channels}"),
         (lambda: memory.put(bytes(4), 0, 0, 0, 0), TypeError, "at most 4 positional"),
@@ -541,6 +543,19 @@ def bad_arguments(world):
     ]:
         error = error_of(call)
         assert isinstance(error, kind) and text in str(error), (text, error)
+    memory.barrier()
+
+
+def other_dtypes(world):
+    """Puts and gets must compare dtypes with the memory of the target, whatever this rank's is."""
+    memory = world.rendezvous(world.empty(4, ["int64", "uint8", "float32"][world.rank]))
+    floats = memoryview(bytearray(8)).cast("f")
+    for move in (memory.put, memory.get):
+        assert isinstance(error_of(move, floats, 0), TypeError)
+        move(memoryview(bytearray(4)), 0)  # bytes match every dtype
+        move(floats[:1], 1)
+        if world.size > 2:
+            move(floats, 2)
     memory.barrier()
 
 
