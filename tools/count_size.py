@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUDGETS = {"csrc": 86_450, "pkg": 32_780}
+BUDGETS = {"csrc": 86_810, "pkg": 32_890}
 SUFFIXES = {".c", ".h", ".cu", ".py", ".in", ".cpp"}
 
 
