@@ -154,7 +154,7 @@ def _read(dumps: Any, prefix: str | None) -> tuple[dict[int, Dump], dict[int, st
 
 def _parsed(data: Any, rank: int) -> Dump:
     if not isinstance(data, (Dump, dict)):
-        data = argument_names.convert("dumps", memoryview, data, "bytes, a dict or a Dump")
+        data = argument_names.convert("dumps", memoryview, data, "bytes, a dict or a Dump")  # type: ignore[arg-type]
     return data if isinstance(data, Dump) else trace_read.parse(data, rank)
 
 
