@@ -15,7 +15,9 @@ PURE = """memcpy memmove memset memcmp memchr strlen strnlen strcmp strncmp strc
 strtol strtoll strtoul strtoull strtod snprintf vsnprintf sscanf qsort bsearch llround lround inet_ntop inet_pton
 gai_strerror strerror_r explicit_bzero abort __errno_location""".split()
 # Names added by compilers and libraries.
-COMPILED = ("__isoc", "__stack_chk", "__asan", "__tsan", "__ubsan", "_GLOBAL_OFFSET_TABLE_", "__memcpy_chk", "__snprintf_chk")
+COMPILED = (
+    "__isoc", "__stack_chk", "__asan", "__tsan", "__ubsan", "_GLOBAL_OFFSET_TABLE_", "__memcpy_chk", "__snprintf_chk", "__divti3", "__udivti3",
+)  # fmt: skip
 # The assertions of test builds (csrc/core/assert.h).
 ASSERTED = {"dd_assert_fail", "dd_lock_holds"}
 # One file opens shared libraries; their functions are called through tables.
