@@ -234,7 +234,7 @@ disagree_apart(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(a_mismatch_is_reported_if_the_library_is_stuck)
+TEST(a_mismatch_is_reported_even_if_the_library_hangs)
 {
     run_apart(2, disagree_apart, NULL);
     CHECK_INT(CARRY_TOTAL(nclosed_after_failure), 2);

@@ -923,7 +923,7 @@ TEST(random_operations_agree_with_the_model)
     }
 }
 
-TEST(random_operations_without_memory_agree_with_the_model)
+TEST(random_operations_with_failing_allocations_agree_with_the_model)
 {
     for (uint32_t seed = 100; seed <= 105; seed++) {
         random_run(seed, true);

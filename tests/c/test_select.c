@@ -85,7 +85,7 @@ TEST(unknown_names_are_refused_with_the_valid_names)
     CHECK_STATUS(dd_selection_parse("allreduce=ring", &selection, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(
         check_message(),
-        "unknown collective \"allreduce\" in a choice of algorithms: expected \"flat\" or one of barrier, ");
+        "choice of algorithms: unknown collective \"allreduce\": expected \"flat\" alone, or one of barrier, ");
     CHECK_STATUS(dd_selection_parse("flat,ring", &selection, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "\"ring\"");
     CHECK_STATUS(dd_selection_parse("all_reduce=", &selection, check_err()), DD_INVALID_ARGUMENT);

@@ -322,7 +322,7 @@ TEST(disabled_dumps_and_signals_do_not_happen)
     close_rig(&r);
 }
 
-TEST(failures_of_devices_are_dumped_if_others_are_not)
+TEST(failures_of_devices_are_dumped_even_if_others_are_not)
 {
     rig r;
     init_rig(&r, 2);

@@ -165,7 +165,7 @@ check_handles(dd_nccl_task *t, dd_error *err)
     }
     for (int i = 0; i < t->ncomms; i++) {
         if (t->handles[i] == NULL) {
-            return dd_error_set(err, DD_BACKEND, "%s returned no communicator", t->label);
+            return dd_error_set(err, DD_BACKEND, "%s succeeded, but returned no communicator", t->label);
         }
     }
     return DD_OK;

@@ -63,8 +63,8 @@ class NCCLConfig:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def unsafe_get_ptr(self) -> int:
-        """Raise NotImplementedError: the C struct exists only while a communicator is created."""
-        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct exists only while a communicator is created")
+        """Raise NotImplementedError: the C struct exists only while a communicator is being created."""
+        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct exists only while a communicator is being created")
 
 
 def _unknown_field_text(name: str, fields: dict[str, bool]) -> str:

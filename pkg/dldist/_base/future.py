@@ -170,7 +170,7 @@ def seconds_of(timeout: Any) -> float:
 def wait_for(work: _core.Work, timeout: Timeout | None) -> None:
     """Wait for a work. timeout=0 checks once, although in Work.wait(0) 0 means no limit."""
     if timeout is not None and seconds_of(timeout) == 0 and not work.is_completed():
-        raise _core.DistTimeoutError("Operation timed out! The operation is pending (timeout)")
+        raise _core.DistTimeoutError("Operation timed out! It has not ended, and timeout=0 does not wait (timeout)")
     work.wait(timeout)
 
 

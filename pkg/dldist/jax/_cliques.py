@@ -63,7 +63,8 @@ class Programs:
             candidates = list(self._candidates(first, index, own))
             if not candidates:
                 raise LookupError(
-                    f"XLA requests a communicator from device {first} on, of no known program: expected a program that was compiled, not loaded"
+                    f"XLA requests a communicator that begins at device {first}, for a program that this process has not compiled: "
+                    "loaded programs are not supported"
                 )
             number, (clique, is_certain) = candidates[0]
             others = {other for _, (other, _) in candidates} - {clique}

@@ -181,7 +181,7 @@ class Link:
             Pushed(version=1, nbytes=0, lost=())
         """
         if self.is_destination:
-            raise _core.DistArgumentError("push(): got a rank on both sides, expected only a source; call exchange()")
+            raise _core.DistArgumentError("push(): this rank is a source and a destination, expected only a source; call exchange()")
         return self._push(self._check_arrays("push", arrays), self._next_version(version), self._deadline(timeout))
 
     def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
@@ -205,7 +205,7 @@ class Link:
                 the other sources skip this rank.
         """
         if not self.is_destination or self.is_source:
-            raise _core.DistArgumentError("receive(): got a source, expected only a destination; a rank on both sides calls exchange()")
+            raise _core.DistArgumentError("receive(): this rank is a source, expected only a destination; a rank that is both calls exchange()")
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:

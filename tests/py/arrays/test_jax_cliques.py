@@ -86,9 +86,9 @@ def test_first_matching_program_is_used():
     assert programs.claim(0, 1, {1}) == (0, 1, 2)
     assert programs.claim(0, 1, {1}) == (0, 1)
     assert programs.claim(0, 2, {1, 2}) == (0, 1, 2)
-    with pytest.raises(LookupError, match="of no known program"):
+    with pytest.raises(LookupError, match="that this process has not compiled"):
         programs.claim(0, 1, {1})
-    with pytest.raises(LookupError, match="of no known program"):
+    with pytest.raises(LookupError, match="that this process has not compiled"):
         programs.claim(3, 1, {5})
 
 

@@ -416,7 +416,7 @@ def test_pushes_between_hosts_arrive_and_deltas_send_only_changes(procs, places,
 
 @pytest.mark.deadline(60)
 @pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
-def test_rank_of_another_host_without_data_receives_versions(procs):
+def test_rank_without_data_on_another_host_receives_versions(procs):
     with netns.Hosts(2) as hosts:
         children = [
             hosts.start(procs, place, workers.receive_nothing, rank, 3, hosts.address(0)) for rank, place in enumerate((0, 1, 1))

@@ -210,7 +210,7 @@ def test_arrays_are_read_without_any_library(monkeypatch):
 
 @need("numpy")
 @both
-def test_arrays_are_sent_from_and_received_into_place(serializer):
+def test_arrays_are_sent_and_received_without_copies(serializer):
     numpy = pytest.importorskip("numpy")
     x = numpy.arange(LARGE)
     buffers = serializer.write([x, "and"], io.BytesIO())

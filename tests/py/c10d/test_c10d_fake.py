@@ -275,7 +275,7 @@ def test_reduce_of_uniform_ranks_changes_the_root_only(uniform):
     assert uniform.reduce([x], root=RANK).get_future().wait()[0] is x and x.tolist() == [3, 3]
 
 
-def test_uniform_ranks_exchange_equal_parts(uniform):
+def test_fake_exchanges_assume_equal_parts_on_uniform_ranks(uniform):
     inputs, outputs = [f4(1), np.array([5, 6], "f4"), f4(2)], [f4(2), f4(3), f4(1)]
     work = uniform.alltoall(outputs, inputs)
     assert [output.tolist() for output in outputs] == [[5, 6], [5, 6, 5], [5]] and len(work.result()) == 3

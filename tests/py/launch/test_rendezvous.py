@@ -308,7 +308,7 @@ def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
     early.close()
 
 
-def test_concurrent_stores_share_the_server_of_a_descriptor(listener):
+def test_concurrent_stores_share_the_server_of_one_listening_socket(listener):
     url = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?rank=0&world_size=1&listen_fd={listener.fileno()}"
     before = fd_count()
     stores = [next(rendezvous.rendezvous(url))[0] for _ in range(3)]

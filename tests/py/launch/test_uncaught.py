@@ -146,7 +146,7 @@ def catches():
         ("if os.fork() == 0:\n    1 / 0\nos.wait()", None),
     ],
 )
-def test_reason_is_that_of_an_uncaught_exception(text, reason):
+def test_abort_names_the_uncaught_exception(text, reason):
     assert aborts_of(text) == ([] if reason is None else [f"aborted: {reason}"])
 
 

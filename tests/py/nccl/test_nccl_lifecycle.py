@@ -27,7 +27,7 @@ def run(name, size, tmp_path, version=VERSION, env=None, devices=None, worker=nc
         children.close()
 
 
-def test_bound_world_can_be_split(tmp_path):
+def test_world_bound_to_a_device_can_be_split(tmp_path):
     assert run("splits", 3, tmp_path)[0] == [NOTHING] * 3
 
 

@@ -121,7 +121,7 @@ def test_analyser_reads_dumps(tmp_path, has_puts):
 
 @pytest.mark.deadline(130)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
-def test_torch_rejects_dumps_with_puts(tmp_path):
+def test_torch_trace_reader_rejects_dumps_with_puts(tmp_path):
     """torch does not know puts, so it must reject a dump that has them."""
     dumps_of(tmp_path / "without", has_puts=False)
     (torch_verdict,) = trace_torch.verdicts([tmp_path / "without" / "dumps"])
