@@ -47,12 +47,16 @@ dd_group_await(dd_group *group, bool (*is_ready)(void *ctx), void *ctx, const dd
         .is_ready = is_ready,
         .ctx = ctx,
     };
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
     dd_list_init(&self.task.link);
     dd_engine_lock(group->engine);
     dd_engine_add_task_locked(group->engine, &self.task);
     (void)check_awaited(&self);
     dd_engine_unlock(group->engine);
-    dd_status status = dd_engine_wait(group->engine, &self.is_done, wait, err);
+    status = dd_engine_wait(group->engine, &self.is_done, wait, err);
     dd_engine_lock(group->engine);
     dd_engine_remove_task_locked(group->engine, &self.task);
     dd_engine_unlock(group->engine);

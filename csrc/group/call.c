@@ -377,6 +377,11 @@ dd_group_probe(dd_group *group, const dd_p2p *p2p, bool *is_found, dd_p2p_result
     if (status != DD_OK) {
         return status;
     }
+    if (!dd_work_is_done(&call.work)) { /* the start has polled only shared memory */
+        dd_engine_lock(group->engine);
+        dd_engine_receive_locked(group->engine);
+        dd_engine_unlock(group->engine);
+    }
     *is_found = !dd_group_withdraw(group, &call.work);
     if (!*is_found) {
         return DD_OK;
@@ -399,6 +404,9 @@ dd_group_withdraw(dd_group *group, dd_work *work)
     if (!dd_work_is_done(work) && call->is_message && !call->is_carried) {
         is_withdrawn =
             !dd_context_notify_locked(&call->message) && dd_context_withdraw_locked(&call->message, &cause);
+    }
+    if (is_withdrawn) {
+        dd_engine_prepare_driver_locked(group->engine); /* a driver may wait for the end of this work */
     }
     dd_engine_unlock(group->engine);
     return is_withdrawn;

@@ -40,6 +40,7 @@ carried_end(group_call *call, const dd_error *error)
     call->group->ncarried--;
     call->group->awake_until_ns = 0; /* reset, to poll often: other messages may end soon too */
     call->message.source = call->carried_message.source;
+    call->message.sent_tag = call->message.tag;
     call->message.received = call->carried_message.received;
     call->message.on_done(&call->message, error);
 }

@@ -175,7 +175,8 @@ expire_message_locked(group_call *call, int64_t now_ns)
     dd_error cause;
     dd_group *group = call->group;
     double elapsed_s = (double)(now_ns - call->work.start_ns) * 1e-9;
-    int rank = call->message.rank;
+    /* The source is known as soon as a message of any rank has begun to arrive. */
+    int rank = call->message.id != 0 ? call->message.source : call->message.rank;
     char tag[32];
     group_print_tag(&call->message, tag);
     if (rank == DD_ANY_RANK) {

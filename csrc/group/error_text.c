@@ -418,6 +418,7 @@ typedef struct unread_tags {
     uint64_t tags[UNREAD_TAGS_MAX]; /* different tags, in the order of arrival */
     int ntags;
     int nmessages;
+    bool has_more; /* true if there are further tags */
 } unread_tags;
 
 static void
@@ -428,9 +429,10 @@ add_unread(void *ctx, uint64_t tag)
     while (i < self->ntags && self->tags[i] != tag) {
         i++;
     }
-    if (i == self->ntags && i < UNREAD_TAGS_MAX) {
+    if (i < UNREAD_TAGS_MAX && i == self->ntags) {
         self->tags[self->ntags++] = tag;
     }
+    self->has_more = self->has_more || i == UNREAD_TAGS_MAX;
     self->nmessages++;
 }
 
@@ -449,7 +451,7 @@ append_unread_locked(text_line *line, const dd_group *group, int rank, uint32_t 
     for (int i = 0; i < unread.ntags; i++) {
         append(line, "%s %llu", i > 0 ? "," : "", (unsigned long long)unread.tags[i]);
     }
-    append(line, "%s)", unread.ntags == UNREAD_TAGS_MAX ? ", ..." : "");
+    append(line, "%s)", unread.has_more ? ", ..." : "");
 }
 
 void

@@ -146,7 +146,8 @@ fail_dtype(dd_message *message, const dd_signature *peer_signature)
             ? "expects %llu elements of %s (tag %llu), got %llu of %s: send that dtype, or receive uint8"
             : "has sent %llu elements of %s (tag %llu), expected %llu of %s: receive that dtype, or uint8",
         (unsigned long long)peer_signature->count, dd_signature_dtype_name(peer_signature, (char[9]){""}),
-        (unsigned long long)message->tag, (unsigned long long)own_signature->count,
+        (unsigned long long)(message->is_send ? message->tag : message->sent_tag),
+        (unsigned long long)own_signature->count,
         dd_signature_dtype_name(own_signature, (char[9]){""}));
 }
 

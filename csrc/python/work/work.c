@@ -147,6 +147,18 @@ read_receive(PyObject *object, const char *label)
     return self->flight->work;
 }
 
+/* Like read_receive, but also raise the exception of a receive that failed. */
+static const dd_work *
+read_received(PyObject *object, const char *label)
+{
+    const dd_work *work = read_receive(object, label);
+    if (work != NULL && work->error.code != DD_OK) {
+        py_error_raise_of_group(((py_work *)object)->state, work->error.code, &work->error);
+        return NULL;
+    }
+    return work;
+}
+
 static PyObject *
 work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
 {
@@ -157,14 +169,14 @@ work_source_rank(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 work_received_tag(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    const dd_work *work = read_receive(object, "received_tag");
+    const dd_work *work = read_received(object, "received_tag");
     return work != NULL ? PyLong_FromUnsignedLongLong(work->tag) : NULL;
 }
 
 static PyObject *
 work_received_nbytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    const dd_work *work = read_receive(object, "received_nbytes");
+    const dd_work *work = read_received(object, "received_nbytes");
     return work != NULL ? PyLong_FromSize_t(work->nbytes) : NULL;
 }
 

@@ -44,7 +44,7 @@ def wait_any(works: Works, timeout: Timeout | None = None) -> int:
         >>> works[0].cancel()
         True
     """
-    return _wait("wait_any", works, timeout)[0]
+    return _raise_failures(works, _wait("wait_any", works, timeout)[:1])[0]
 
 
 def wait_some(works: Works, timeout: Timeout | None = None) -> list[int]:
@@ -54,7 +54,7 @@ def wait_some(works: Works, timeout: Timeout | None = None) -> list[int]:
         works: As in wait_any.
         timeout: As in wait_any.
     """
-    return _wait("wait_some", works, timeout)
+    return _raise_failures(works, _wait("wait_some", works, timeout))
 
 
 def test_any(works: Works) -> int | None:
@@ -64,7 +64,7 @@ def test_any(works: Works) -> int | None:
         works: Works of any groups; None is ignored. A failed work's exception is raised.
     """
     _check("test_any", works, (_core.Work,))
-    ended = _ended(works)
+    ended = _raise_failures(works, _ended(works)[:1])
     return ended[0] if ended else None
 
 
@@ -101,11 +101,14 @@ def _check(call: str, works: Any, kinds: tuple[type, ...]) -> None:
 
 
 def _ended(works: Works) -> list[int]:
-    ended = [index for index, work in enumerate(works) if work is not None and work.is_completed()]
+    return [index for index, work in enumerate(works) if work is not None and work.is_completed()]
+
+
+def _raise_failures(works: Works, ended: list[int]) -> list[int]:
     for index in ended:
         work = works[index]
         assert work is not None
-        work.wait()  # raises the exception of a failed work
+        work.wait()
     return ended
 
 

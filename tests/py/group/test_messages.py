@@ -37,6 +37,12 @@ def test_first_of_several_works_is_found(team):
 
 def test_waiting_for_one_raises_the_failure_of_a_work(team):
     team().run(cases.failure_of_one)
+    team().run(cases.first_success_before_a_failure)
+    team().run(cases.cancelled_by_another_thread)
+
+
+def test_forked_child_does_not_wait_for_works_of_its_parent(team):
+    team().run(cases.works_of_a_forked_parent)
 
 
 def test_all_works_are_waited_for(team):

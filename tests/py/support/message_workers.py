@@ -1,6 +1,7 @@
 """Cases that the ranks of test_messages.py run, in a World. See group_workers.py. Without pytest, so
 that the children start faster."""
 
+import os
 import threading
 import time
 from array import array
@@ -138,6 +139,7 @@ def first_of_several(world):
     world.barrier()
     sent += [world.isend(floats(1, float(tag)), other, tag) for tag in (0, 1, 3)]
     ended = []
+    assert dldist.wait_any(works) in (1, 2, 4)
     while any(works):
         for index in dldist.wait_some(works):
             ended.append(index)
@@ -182,6 +184,59 @@ def failure_of_one(world):
     assert time.monotonic() - began < 10
     timer.join()
     part.close()
+
+
+def first_success_before_a_failure(world):
+    other = 1 - world.rank
+    works = [world.irecv(floats(1), other, 1), world.irecv(floats(1), other, 2)]
+    assert works[1].cancel()
+    sent = world.isend(floats(1), other, 1)
+    works[0].wait()
+    assert dldist.wait_any(works) == dldist.test_any(works) == 0
+    assert "cancelled" in raises(dldist.DistAbortedError, dldist.wait_some, works)
+    assert "cancelled" in raises(dldist.DistAbortedError, works[1].received_tag)
+    sent.wait()
+
+
+def cancelled_by_another_thread(world):
+    works = [world.irecv(floats(1), 1 - world.rank, 1)]
+    timer = threading.Timer(0.1, works[0].cancel)
+    timer.start()
+    assert "cancelled" in raises(dldist.DistAbortedError, dldist.wait_any, works)
+    timer.join()
+
+
+def works_of_a_forked_parent(world):
+    """A child must not wait for its parent's works, even if a thread had a lock at the fork."""
+    work = world.irecv(floats(1), 1 - world.rank, 1)
+    is_over = threading.Event()
+
+    def probe():
+        while not is_over.is_set():
+            world.iprobe()
+
+    threads = [threading.Thread(target=probe) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        child = os.fork()
+        if child == 0:
+            try:
+                dldist.wait_any([work], 1)
+            except dldist.DistError as error:
+                os._exit(7 if "fork" in str(error) else 1)
+            os._exit(2)
+        deadline = time.monotonic() + 15
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if ended[0] == 0:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+        assert ended[0] == child and os.waitstatus_to_exitcode(ended[1]) == 7, ended
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert work.cancel()
 
 
 def wait_for_all(world):
