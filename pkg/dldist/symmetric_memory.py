@@ -219,7 +219,7 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
     """Write data at the start of the rendezvous tensor, then send a signal on channel 0.
 
     Args:
-        src: The data.
+        src: The data, of the dtype of the tensor passed to rendezvous(), or bytes.
         hdl: The result of rendezvous().
         peer: The rank, in the group, whose memory to write.
 
@@ -253,7 +253,8 @@ def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
 
     Args:
         dst: A contiguous tensor to fill, of src's dtype and number of elements.
-        src: This rank's tensor, or a part of it, with a live handle from rendezvous().
+        src: This rank's tensor, or a part of it, with a live handle from rendezvous(). Its dtype
+            is the one of the tensor passed to rendezvous(), or bytes (uint8, int8).
         group: A group or its name.
         peer: The rank, in the group, whose memory to read.
 

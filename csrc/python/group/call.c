@@ -292,7 +292,9 @@ check_foreign_dtype(const py_group_call *call, dd_coll_args *args)
                             .value = tensor->object};
     char problem[64];
     (void)snprintf(problem, sizeof problem, "cannot be reduced by %s", dd_redop_name(args->reduction.op));
-    (void)py_foreign_raise(&argument, problem, "numbers in native byte order");
+    if (!py_foreign_raise(&argument, problem, "numbers in native byte order")) {
+        py_argument_raise(&argument, PY_FAULT_DTYPE, "%s: expected numbers in native byte order", problem);
+    }
     return false;
 }
 
@@ -330,9 +332,10 @@ check_own_size(const py_group_call *call, const dd_coll_args *args)
     size_t in = args->inputs[dd_coll_own_input(args->coll, call->group->rank)].nbytes;
     size_t out = args->outputs[dd_coll_own_output(args->coll, call->group->rank)].nbytes;
     if (in != out) {
-        const py_param *output = &call->params->list[call->params->count - 1];
-        while (output > call->params->list && strncmp(output->name, "output", strlen("output")) != 0) {
-            output--;
+        const py_param *output = call->params->list;
+        while (output + 1 < call->params->list + call->params->count &&
+               strncmp(output->name, "output", strlen("output")) != 0) {
+            output++;
         }
         py_raise_argument(
             call->group->state, call->params->function, output->name,

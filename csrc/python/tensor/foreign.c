@@ -79,10 +79,13 @@ py_foreign_raise(const py_argument *argument, const char *problem, const char *e
     array_dtype_init(&dtype, argument->value);
     bool is_array = dtype.type[0] != '\0';
     if (is_array) {
-        const char *remedy = is_kind(&dtype, "Mm")             ? "x.view('int64')"
-                             : is_kind(&dtype, "OSUT")         ? "x.tolist() to a call for objects"
-                             : is_kind(&dtype, "V")            ? "each field, x['name']"
+        bool has_fields = is_kind(&dtype, "V") && strchr("[{(", dtype.name[0]) != NULL;
+        const char *remedy = is_kind(&dtype, "OSUT")           ? "x.tolist() to a call for objects"
+                             : has_fields                      ? "each field, x['name']"
                              : py_dtype_is_foreign(dtype.type) ? "x.astype(x.dtype.newbyteorder('='))"
+                             : is_kind(&dtype, "Mm")           ? "x.view('int64')"
+                             : dtype.name[0] == '|'            ? "x.view('uint8')"
+                             : is_kind(&dtype, "c")            ? "x.astype('complex128')"
                                                                : "x.astype('float64')";
         py_argument_raise(argument, PY_FAULT_DTYPE, "%s: got dtype %s, expected %s; pass %s", problem,
                           dtype.name, expected, remedy);

@@ -103,8 +103,8 @@ check_target_dtype(const transfer_call *transfer, const py_group_call *call)
 {
     dd_dtype wanted = dd_window_dtype(transfer->window->window, transfer->target.rank);
     const py_tensor *tensor = &call->operands->pieces[0].tensor;
-    if (is_bytes(wanted) ||
-        (tensor->foreign_dtype == 0 && (tensor->view.dtype == wanted || is_bytes(tensor->view.dtype)))) {
+    if (tensor->foreign_dtype == 0 &&
+        (tensor->view.dtype == wanted || is_bytes(tensor->view.dtype) || is_bytes(wanted))) {
         return true;
     }
     py_raise_for_argument(

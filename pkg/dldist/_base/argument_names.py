@@ -17,7 +17,7 @@ _OTHER_NAMES = {
         memory=tensor,array input_list=scatter_list,input_tensor_list name=group_desc,reduceOp object=tensor,src objs=scatter_object_input_list
         offset=target_offset_nelems output=output_tensor,gather_tensor,tensor,output_split_sizes output_lists=output_tensor_lists
         output_list=gather_list,tensor_list,output_tensor_list params=tensors rank=dst_rank,peer ranks=ranks_per_subgroup_list,mesh
-        root=src,dst shape=arrays size=world_size src_rank=peer_rank tensor=input_tensor,x tensors=input_tensor_list x=like,tree""".split()
+        root=src,dst shape=arrays size=world_size src_rank=peer_rank tensor=input_tensor,x,src tensors=input_tensor_list x=like,tree""".split()
     )
 }
 """The names that the program's call may have for an argument. If it has several, the first counts."""
@@ -45,7 +45,7 @@ def title(argument: str, function: str = "") -> str:
         known = call.f_code.co_varnames[: call.f_code.co_argcount + call.f_code.co_kwonlyargcount]
         if first not in known and call.f_globals["__name__"] == "dldist.functional":
             paths = call.f_locals.get("paths") if first in ("dsts", "srcs") else None  # of a tree's leaves
-            return f"{name}(): argument '{known[0]}'{' at ' + paths[int(argument[5:-1])] if paths else ''}"
+            return f"{name}(): argument '{known[0]}'{' at ' + path if (path := paths and paths[int(argument[5:-1])]) else ''}"
         names = [first, *_OTHER_NAMES.get(first, ())]
         given = next((each for each in names if each in known), first)
         if call.f_locals.get(f"group_{given}") is not None:

@@ -233,6 +233,9 @@ class _Shared(_Dlpack):
     def finish(self, buffer: Any, x: Any) -> Any:
         return buffer
 
+    def view(self, memory: Any, x: Any) -> Any:
+        return memory
+
 
 class _Number(_Shared):
     """Python's numbers, with the dtypes that NumPy gives them. Results are numbers, or lists."""

@@ -186,6 +186,9 @@ def _load(spec: importlib.machinery.ModuleSpec) -> Any:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     if spec.loader is not None:
         spec.loader.exec_module(module)
+    parent, _, child = spec.name.rpartition(".")
+    if parent in sys.modules:
+        setattr(sys.modules[parent], child, module)
     return module
 
 

@@ -171,8 +171,11 @@ def all_reduce_tree(
         return [calls.all_reduce_coalesced(same_dtype_outputs, op, **options) for same_dtype_outputs in by_dtype.values()]
 
     def transpose(*gradients: Any) -> list[Any]:
-        reduced: Any = all_reduce_tree(list(gradients), op, group, timeout=timeout)
-        return reduced
+        # JAX's gradients of integers have no values.
+        has_values = ["float0" not in str(getattr(gradient, "dtype", "")) for gradient in gradients]
+        reduced: Any = all_reduce_tree([each for each, has in zip(gradients, has_values) if has], op, group, timeout=timeout)
+        rest = iter(reduced)
+        return [next(rest) if has else gradient for gradient, has in zip(gradients, has_values)]
 
     def call_batched(*leaves: Any) -> Any:
         return all_reduce_tree(list(leaves), op, group, timeout=timeout)

@@ -404,6 +404,8 @@ class TestPytest:
         if has_init:
             (folder.parent / "__init__.py").touch()
             (folder / "__init__.py").touch()
+            with open(folder / "test_it.py", "a") as file:  # by the full name, from the topmost package
+                file.write("    import suite.inner.helper\n    assert suite.inner.helper.VALUE == 5\n")
         code, out = self.run("-m", "pytest", "--import-mode=importlib")
         assert code == 0, out
 

@@ -510,6 +510,8 @@ def jax_gradients(group):
     tree = {"a": jnp.ones(2), "b": [jnp.ones(())]}
     gradient = jax.jit(jax.grad(lambda tree: F.all_reduce_tree(tree, group=group)["a"].sum()))(tree)
     assert gradient["a"].tolist() == [group.size] * 2 and float(gradient["b"][0]) == 0
+    gradient = jax.grad(lambda x: F.all_reduce_tree({"x": x, "n": 3, "ids": jnp.arange(2)}, group=group)["x"].sum())(jnp.ones(2))
+    assert gradient.tolist() == [group.size] * 2
     try:
         jax.grad(lambda x: F.all_reduce(x, "max", group).sum())(jnp.ones(2))
     except NotImplementedError as error:
