@@ -182,6 +182,13 @@ on_signal(int Py_UNUSED(signum))
     }
 }
 
+static void
+raise_signal_number(long number)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "dump_on_signal(): argument 'signum': got %ld, expected a signal that can be handled", number);
+}
+
 /* Install the handler for a signal. Returns false with an exception on failure. */
 static bool
 handle_signal(py_watch *watch, long number)
@@ -193,10 +200,8 @@ handle_signal(py_watch *watch, long number)
     }
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &handled->before) != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "dump_on_signal(): argument 'signum': got %ld, expected a signal that can be handled",
-                     number);
+    if (sigaction((int)number, &action, &handled->before) != 0) {
+        raise_signal_number(number);
         dd_mem_free(handled);
         return false;
     }
@@ -385,6 +390,10 @@ py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
     const py_params params = PY_PARAMS("_monitor_on_signal", 2, 2, {"signum", PY_INT, &number},
                                        {"has_to_be_unused", PY_FLAG, &has_to_be_unused});
     if (!py_params_read(&params, state, args, nargs, kwnames)) {
+        return NULL;
+    }
+    if (number < 1 || number > SIGRTMAX) {
+        raise_signal_number(number);
         return NULL;
     }
     py_watch *watch = find_watch(state);

@@ -529,7 +529,6 @@ ALLOWED = [
     *_allow("class", TORCH_CLASS, "ProcessGroup*.reconfigure(", "ProcessGroup.shrink(", "ProcessGroupGloo.create_device(interface"),
     *_allow("class", TORCH_CLASS, "*(device)[unknown]", "*(group)[str]", "rendezvous.rendezvous(", "register_rendezvous_handler("),
     *_allow("class", STATE, "Reducer.mark_", "Reducer.prepare_for_backward(", "control.Re", "Window.tensor_register("),
-    *_allow("class", STATE, "flight_recorder.dump_on_signal("),
     *_allow("class", LIMITED, "symmetric_memory.get_mem", "ProcessGroup.allocate_tensor("),
     *_allow("argument", "with one rank, the peer is this rank, which is reported first", "send(", "send_object_list(", "recv_object_list("),
     *_allow("call", BASE, "symmetric_memory.SymmetricMemory("),

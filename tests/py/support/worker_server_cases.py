@@ -11,7 +11,7 @@ def case(request, response):
     if action == "raise":
         raise ValueError("bad é")
     if action == "exit":
-        sys.exit(3)
+        raise SystemExit(3)
     if action == "status":
         response.set_status(int(request.get_param("status")))
     elif action == "bytes":
