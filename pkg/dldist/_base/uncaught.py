@@ -3,18 +3,18 @@
 Without the abort, the other ranks would wait until this process has exited. Python first waits for
 threads and runs the functions of atexit, which may take minutes. There are three sources:
 
-- The main thread: Python sets sys.last_value and calls sys.excepthook. A program that calls the
-  hook itself, and an interactive interpreter, continue; they keep their groups.
+- The main thread: Python sets sys.last_value and calls sys.excepthook. An exception that has not
+  left the outermost frame, as in a console, and an interactive interpreter do not end the program.
 - Other threads: threading.excepthook. The process continues, so the groups are aborted only if the
-  flight recorder has a call of this thread.
-- sys.exit() with a failure: Python calls no hook for SystemExit, so a wrapper of sys.exit records
-  the position of the outermost frame. If the frame ends there, no caller has caught the exception.
-  `raise SystemExit(1)` is not seen; the groups are then closed at exit.
+  flight recorder has a call of this thread since its start. Later threads reuse a thread's id.
+- sys.exit() with a failure: Python calls no hook for SystemExit, so a wrapper of sys.exit attaches
+  an object to the exception. No caller has caught the exception if both are freed while the main
+  thread has no frame. `raise SystemExit(1)`, and exceptions that a variable or a task refers to, are
+  not noticed; the groups are then closed at exit.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import io
 import os
@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from types import FrameType
 from typing import Any
 
@@ -33,48 +33,94 @@ aborts: dict[Callable[[str], object], None] = {}
 endings: dict[Callable[[], float], None] = {}
 """Functions to call after the aborts if the program ends. Each returns seconds to delay the exit."""
 
-# The texts that name another rank as the cause, also in exceptions of JAX and PyTorch; and seconds
-# to delay the exit then, because torchrun and mpirun blame the rank that exits first.
-_CONSEQUENCES, _DELAY_S = ("lost rank ", ") aborted the group", ") has left the group"), 0.5
+# Seconds to delay the exit if an error names another process as the cause, because torchrun and
+# mpirun blame the rank that exits first.
+_DELAY_S = 0.5
 
-_settings: dict[str, Any] = {"prefix": "", "pid": 0}
-_last_exit: tuple[object, FrameType, int]
-"""The last call of sys.exit(): its argument, the outermost frame and the position there."""
+_settings: dict[str, Any] = {"prefix": "", "pid": 0, "shown": None}
+_hooks: list[object] = []
 
 
 def install(prefix: str | None = None) -> None:
-    """Set the hooks, once per process. `prefix` starts each line of later tracebacks."""
+    """Set the hooks unless they are set. `prefix` starts each line of later tracebacks."""
     _settings["pid"] = os.getpid()
     if prefix is not None:
         _settings["prefix"] = prefix
-    token = object()
-    if _settings.setdefault("token", token) is not token:
-        return  # return: this or another thread has set the hooks
-    show, show_of_thread, leave = sys.excepthook, threading.excepthook, sys.exit
+    _wrap(sys, "excepthook", _on_uncaught)
+    _wrap(threading, "excepthook", _on_uncaught_in_thread)
+    _wrap(threading.Thread, "start", _start)
+    _wrap(sys, "exit", _exit)
 
-    def on_uncaught(*exception: Any) -> None:
-        try:
-            # The process is about to exit, so print the whole traceback, even if Ctrl-C interrupts.
-            _core._call_despite_ctrl_c(_show, show, *exception)
-        finally:
-            if exception[1] is getattr(sys, "last_value", None) and not (sys.flags.inspect or hasattr(sys, "ps1")):
-                _core._call_despite_ctrl_c(_end, exception[1])
 
-    def on_uncaught_in_thread(arguments: Any) -> None:
-        try:
-            show_of_thread(arguments)
-        finally:
-            if not issubclass(arguments.exc_type, SystemExit) and _has_used_groups():
-                abort_groups(arguments.exc_value)
+def _wrap(owner: object, name: str, hook: Callable[..., None]) -> None:
+    previous = getattr(owner, name)
+    if previous not in _hooks:
+        _hooks.append(functools.wraps(previous)(lambda *arguments: hook(previous, *arguments)))
+        setattr(owner, name, _hooks[-1])
 
-    @functools.wraps(leave)
-    def record_and_exit(*status: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            _record_exit(status[0] if status else None)
+
+def _on_uncaught(show: Callable[..., object], *exception: Any) -> None:
+    if _settings["shown"] is exception[1]:  # called by a later hook of this module
+        show(*exception)
+        return
+    _settings["shown"] = exception[1]
+    try:
+        # The process is about to exit, so print the whole traceback, even if Ctrl-C interrupts.
+        _core._call_despite_ctrl_c(_show, show, *exception)
+    finally:
+        _settings["shown"] = None
+        trace = getattr(exception[1], "__traceback__", None)
+        if trace is not None and exception[1] is getattr(sys, "last_value", None) and _ends_program(trace.tb_frame):
+            _core._call_despite_ctrl_c(_end, exception[1])
+
+
+def _ends_program(frame: FrameType) -> bool:
+    """True if an exception that leaves the frame, or is freed in it, ends the program."""
+    is_interactive = sys.flags.inspect or hasattr(sys, "ps1")
+    return frame.f_back is None and threading.get_ident() == threading.main_thread().ident and not is_interactive
+
+
+def _on_uncaught_in_thread(show: Callable[..., object], arguments: Any) -> None:
+    try:
+        show(arguments)
+    finally:
+        if not issubclass(arguments.exc_type, SystemExit) and _has_used_groups(arguments.thread):
+            abort_groups(arguments.exc_value)
+
+
+def _start(start: Callable[..., object], thread: Any) -> None:
+    thread._dldist_started_ns = time.monotonic_ns()
+    start(thread)
+
+
+def _has_used_groups(thread: threading.Thread | None) -> bool:
+    """True if the flight recorder has a call of this thread."""
+    import pickle
+
+    entries = pickle.loads(_core._dump_recorder(False, True, False, False))["entries"]
+    started_ns = getattr(thread, "_dldist_started_ns", 0) + time.time_ns() - time.monotonic_ns()
+    return any(entry["thread_id"] == str(threading.get_ident()) and entry["time_created_ns"] >= started_ns for entry in entries)
+
+
+def _exit(leave: Callable[..., object], *status: Any) -> None:
+    try:
         leave(*status)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            vars(error).setdefault("_dldist_observer", _ExitObserver(error))
+        raise
 
-    sys.excepthook, threading.excepthook = on_uncaught, on_uncaught_in_thread
-    sys.exit = record_and_exit  # type: ignore[assignment]
+
+class _ExitObserver:
+    """Aborts the groups if it is freed while the main thread has no frame."""
+
+    def __init__(self, error: SystemExit) -> None:
+        self._error = SystemExit(*error.args)
+        self._error.__context__ = error.__context__
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and _ends_program(sys._getframe()):
+            _core._call_despite_ctrl_c(_end, self._error)
 
 
 def abort_groups(error: BaseException) -> None:
@@ -94,14 +140,24 @@ def _describe(error: BaseException) -> str:
 
 
 def _end(error: BaseException) -> None:
+    import traceback
+
     abort_groups(error)
-    text = _describe(error)
-    delay_s = _DELAY_S if any(words in text for words in _CONSEQUENCES) and f"pid {os.getpid()})" not in text else 0.0
+    texts = traceback.format_exception(error, limit=0)  # with the exceptions from which it was raised
+    own = os.uname().nodename, os.getpid()
+    delay_s = _DELAY_S if any(blamed != own for blamed in blamed_processes("".join(texts))) else 0.0
     for function in list(endings):
         with suppress(Exception):
             delay_s += function()
     time.sleep(delay_s)
-    atexit.unregister(_on_exit)
+
+
+def blamed_processes(text: str) -> list[tuple[str, int]]:
+    """Find the host and pid of each rank that errors, also JAX's and PyTorch's, name as the cause."""
+    import re
+
+    ends = " (?:aborted the group|revoked the group|has left the group|has lost the connection to this rank)"
+    return [(cause[2], int(cause[3])) for cause in re.finditer(rf"(lost )?rank \d+ \(([^()]*), pid (\d+)\)(?(1)|{ends})", text)]
 
 
 def _show(show: Callable[..., object], *exception: Any) -> None:
@@ -109,39 +165,7 @@ def _show(show: Callable[..., object], *exception: Any) -> None:
     if not (prefix := _settings["prefix"]):
         show(*exception)
         return
-    stderr, sys.stderr = sys.stderr, io.StringIO()
-    try:
+    with redirect_stderr(io.StringIO()) as text:
         show(*exception)
-    finally:
-        text, sys.stderr = sys.stderr.getvalue(), stderr
-    sys.stderr.write("".join(f"{prefix}{line}" if line.strip() else line for line in text.splitlines(True)))
+    sys.stderr.write("".join(f"{prefix}{line}" if line.strip() else line for line in text.getvalue().splitlines(True)))
     sys.stderr.flush()
-
-
-def _has_used_groups() -> bool:
-    """True if the flight recorder has a call of this thread."""
-    import pickle
-
-    entries = pickle.loads(_core._dump_recorder(False, True, False, False))["entries"]
-    return str(threading.get_ident()) in {entry["thread_id"] for entry in entries}
-
-
-def _record_exit(status: object) -> None:
-    global _last_exit
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    _last_exit = status, frame, frame.f_lasti
-    atexit.unregister(_on_exit)
-    atexit.register(_on_exit)  # registered last, so it runs before all other exit functions
-
-
-def _on_exit() -> None:
-    """End like after an uncaught exception if sys.exit() has ended the program with a failure."""
-    from opcode import opname
-
-    status, frame, position = _last_exit
-    # A frame with `finally` or `with` ends at the instruction that raises the exception again.
-    is_uncaught = frame.f_lasti == position or opname[frame.f_code.co_code[frame.f_lasti]] == "RERAISE"
-    if is_uncaught and not (status is None or (isinstance(status, int) and status == 0)):
-        _end(SystemExit(status))

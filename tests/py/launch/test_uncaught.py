@@ -2,12 +2,15 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 
 import dldist
 import jobs
 import pytest
+from dldist._base import uncaught
 
 SLOWEST_END_S = 20
 """The limit for the end of a job on a loaded machine. The timeouts of the programs are longer."""
@@ -121,6 +124,15 @@ def catches():
         sys.exit(3)
     except SystemExit:
         pass
+def run_thread(target):
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+world = dldist.World(dldist.HashStore(), 0, 1)
+def use_group():
+    world.barrier()
+    if "fails" in globals():
+        1 / 0
 """
 
 
@@ -135,23 +147,50 @@ def catches():
         ("sys.exit('no data')", "SystemExit: no data"),
         ("try:\n    sys.exit(3)\nfinally:\n    print()", "SystemExit: 3"),
         ("def main():\n    sys.exit(3)\nmain()", "SystemExit: 3"),
+        ("try:\n    catches()\n    1 / 0\nexcept ZeroDivisionError:\n    sys.exit(3)", "SystemExit: 3"),
+        ("fails = True; run_thread(use_group)", "ZeroDivisionError: division by zero"),
         ("sys.exit()", None),
         ("sys.exit(0)", None),
         ("catches()", None),
         ("catches(); sys.exit(0)", None),
+        ("catches(); raise SystemExit(0)", None),
+        ("raise SystemExit(3)", None),
         ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass", None),
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.excepthook(*sys.exc_info())", None),
         ("threading.Thread(target=lambda: 1 / 0).start()", None),
+        # The last thread has the id of an earlier one.
+        ("for _ in range(30): run_thread(use_group)\nrun_thread(lambda: 1 / 0)", None),
         ("threading.Thread(target=sys.exit, args=(3,)).start()", None),
         ("if os.fork() == 0:\n    1 / 0\nos.wait()", None),
+        ("import code\ncode.InteractiveConsole().push('1 / 0')", None),
+        (
+            "import multiprocessing\ndef child():\n    uncaught.install()\n    catches()\n"
+            "process = multiprocessing.get_context('fork').Process(target=child)\nprocess.start()\nprocess.join()",
+            None,
+        ),
     ],
 )
 def test_abort_names_the_uncaught_exception(text, reason):
     assert aborts_of(text) == ([] if reason is None else [f"aborted: {reason}"])
 
 
-def test_interactive_interpreter_keeps_its_groups():
-    assert aborts_of("1 / 0", "-i") == []
+@pytest.mark.parametrize("text", ["1 / 0", "sys.exit(3)"])
+def test_interactive_interpreter_keeps_its_groups(text):
+    assert aborts_of(text, "-i", stdin="1 / 0\n") == []
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
+def test_caught_exit_of_a_module_is_no_failure(tmp_path, end):
+    """The outermost frame of `python -m` is in runpy, and calls the module only once."""
+    (tmp_path / "program.py").write_text(f"{ALONE}\ncatches()\n{end}\n")
+    command = [sys.executable, "-m", "program"]
+    ended = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=20, check=True)
+    assert "aborted" not in ended.stdout
+
+
+def test_exit_aborts_before_threads_have_ended():
+    text = "import time; threading.Thread(target=lambda: (time.sleep(1), print('end of thread'))).start(); sys.exit(3)"
+    assert run_alone(text).stdout.splitlines() == ["aborted: SystemExit: 3", "end of thread"]
 
 
 def test_hooks_of_the_program_are_called():
@@ -161,11 +200,55 @@ def test_hooks_of_the_program_are_called():
     assert run_alone(text, setup="").stdout.splitlines() == ["mine", "aborted: ZeroDivisionError: division by zero"]
 
 
-def aborts_of(text, *options):
-    return [line for line in run_alone(text, *options).stdout.splitlines() if line.startswith("aborted")]
+def test_hooks_that_the_program_has_replaced_are_set_again():
+    text = "fails = True; sys.excepthook = threading.excepthook = lambda *_: print('mine'); uncaught.install(); run_thread(use_group); 1 / 0"
+    reason = "aborted: ZeroDivisionError: division by zero"
+    assert run_alone(text).stdout.splitlines() == ["mine", reason, "mine", reason]
+    text = "sys.excepthook = lambda *e, old=sys.excepthook: old(*e); uncaught.install('> '); 1 / 0"
+    ended = run_alone(text)
+    assert ended.stdout.splitlines() == [reason]
+    assert ended.stderr.splitlines()[-1] == "> ZeroDivisionError: division by zero"
 
 
-def run_alone(text, *options, setup=ALONE):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
+# ---- which process is to blame
+
+CAUSES = [
+    "lost rank 1 ({}): connection closed",
+    "rank 1 ({}) aborted the group: x",
+    "rank 1 ({}) revoked the group: x",
+    "rank 1 ({}) has left the group",
+    "rank 1 ({}) has lost the connection to this rank: x",
+]
+
+
+@pytest.mark.parametrize("text", CAUSES)
+def test_error_names_the_blamed_process(text):
+    assert uncaught.blamed_processes(f"all_reduce (rank 0 of 2): {text.format('node-b, pid 47')}") == [("node-b", 47)]
+    assert uncaught.blamed_processes(text.format("node-b")) == []
+
+
+def test_rank_whose_error_names_another_process_exits_later(monkeypatch):
+    delays = []
+    monkeypatch.setattr(uncaught, "aborts", {})
+    monkeypatch.setattr(uncaught, "endings", {})
+    monkeypatch.setattr(time, "sleep", delays.append)
+    own = f"{socket.gethostname()}, pid {os.getpid()}"
+    for process in (own, f"elsewhere, pid {os.getpid()}", own.replace("pid ", "pid 1")):
+        cause, error = dldist.DistAbortedError(f"rank 1 ({process}) aborted the group: x"), RuntimeError("training has failed")
+        error.__cause__ = cause
+        uncaught._end(cause)
+        uncaught._end(error)
+    assert delays == [0, 0, 0.5, 0.5, 0.5, 0.5]
+
+
+def aborts_of(text, *options, stdin=""):
+    return [line for line in run_alone(text, *options, stdin=stdin).stdout.splitlines() if line.startswith("aborted")]
+
+
+def run_alone(text, *options, setup=ALONE, stdin=""):
     command = [sys.executable, *options, "-c", setup + text]
-    return subprocess.run(command, env=environment, input="", capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(command, env=environment(), input=stdin, capture_output=True, text=True, timeout=20, check=False)
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
