@@ -28,7 +28,7 @@ _MAX_NAMED_RANKS = 8
 _NOT_STARTED, _NOT_FOUND = 126, 127
 # Seconds to wait for the cause: a lost rank may end after the rank that noticed the loss.
 _CAUSE_TIMEOUT_S = 0.5
-# The same if the other rank's error names a rank of this launcher that still runs.
+# The same if the other rank's error names a rank of this launcher that still runs, or another host.
 _BLAMED_TIMEOUT_S = 3.0
 _TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
 
@@ -250,10 +250,14 @@ class Supervisor:
         self._failures.append(failure)
         now = time.monotonic()
         if self._published_failure is None and all(each.is_consequence for each in self._failures):
-            is_running = report.blamed_pid(failure.tail.encode(errors="replace")) in {rank.pid for rank in self._running()}
-            self._end_at = max(self._end_at or now + _CAUSE_TIMEOUT_S, now + _BLAMED_TIMEOUT_S if is_running else 0.0)
+            self._end_at = max(self._end_at or now + _CAUSE_TIMEOUT_S, now + _BLAMED_TIMEOUT_S if self._may_run(failure) else 0.0)
         else:
             self._end_at = min(self._end_at or now, now)
+
+    def _may_run(self, failure: report.Failure) -> bool:
+        """True if the process that a failure names as its cause runs here, or is on another host."""
+        host, pid = report.blamed_process(failure.tail.encode(errors="replace")) or (failure.host, 0)
+        return pid in {rank.pid for rank in self._running()} if host == failure.host else self._layout.nnodes > 1
 
     def _handle_events(self) -> None:
         if self._signals.first is not None:

@@ -190,19 +190,19 @@ class Rank:
             stream.drain()
         tail = report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
         tail = report.last_traceback(tail)
-        code = self.code or 0
+        code, host = self.code or 0, os.uname().nodename
         return report.Failure(
             rank=self.rank,
             local_rank=self.local_rank,
             node=self._attempt.layout.node,
-            host=os.uname().nodename,
+            host=host,
             pid=self.pid,
             code=code,
             attempt=self._attempt.number,
             seconds=time.monotonic() - self._started_at,
             when=report.now(),
             tail=tail.decode(errors="replace"),
-            is_consequence=report.is_consequence(code, tail, self.pid),
+            is_consequence=report.is_consequence(code, tail, host, self.pid),
         )
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import asdict, dataclass
 
+from dldist._base import uncaught
 from dldist._launch.processes import describe_exit
 
 # Matches the first line of a traceback, of an exception group, or of faulthandler's output.
@@ -17,8 +18,6 @@ _CHAIN_TEXTS = (
     b"\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 _CONSEQUENCE = re.compile(rb"(?:\w+\.)*Dist(?:PeerLost|Aborted)Error\b")
-# Matches the rank that an error names as the cause, also in exceptions of JAX and PyTorch.
-_CAUSE = re.compile(rb"lost rank \d+ \([^)]*\bpid (\d+)\)|rank \d+ \([^)]*\bpid (\d+)\) (?:aborted|has left) the group")
 _TIMEOUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
@@ -117,16 +116,15 @@ def last_message(tail: bytes) -> bytes:
     return tail[match.start() :] if match else b"".join(tail.splitlines(keepends=True)[-1:])
 
 
-def is_consequence(code: int, tail: bytes, pid: int = 0) -> bool:
-    """True if the rank `pid` ended only because it lost another rank or because another aborted."""
-    match, blamed = _match_exception(tail), blamed_pid(tail)
-    return code > 0 and match is not None and (blamed != pid if blamed else _CONSEQUENCE.match(match[0]) is not None)
+def is_consequence(code: int, tail: bytes, host: str = "", pid: int = 0) -> bool:
+    """True if the process ended only because it lost another rank or because another aborted."""
+    match, blamed = _match_exception(tail), blamed_process(tail)
+    return code > 0 and match is not None and (blamed != (host, pid) if blamed else _CONSEQUENCE.match(match[0]) is not None)
 
 
-def blamed_pid(tail: bytes) -> int:
-    """Return the process that the exception of a rank names as the cause; 0 if there is none."""
-    cause = _CAUSE.search(last_message(tail))
-    return int(cause[1] or cause[2]) if cause else 0
+def blamed_process(tail: bytes) -> tuple[str, int] | None:
+    """Return the host and the pid that the exception of a rank names as the cause, if any."""
+    return next(iter(uncaught.blamed_processes(last_message(tail).decode(errors="replace"))), None)
 
 
 def is_timeout(failure: Failure) -> bool:

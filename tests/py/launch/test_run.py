@@ -1,5 +1,6 @@
 """dlrun, as users start it: one process that starts others."""
 
+import dataclasses
 import json
 import os
 import re
@@ -7,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import dldist
 import procs as procs_module
 import pytest
-from dldist._launch import nodes, output, ranks, report
+from dldist._launch import attempt, nodes, output, ranks, report
 from dldist._launch import options as launch_options
 from ports import reserve_port
 from terminal import Terminal
@@ -621,10 +623,26 @@ class TestPieces:
     @pytest.mark.parametrize("text", [b"lost rank 1 (a, pid 47): x", b"rank 1 (a, pid 47) aborted the group: x"])
     def test_consequence_names_another_rank_in_any_exception(self, text):
         tail = b"Traceback (most recent call last):\n  f()\njax.errors.JaxRuntimeError: UNKNOWN: MPI error: " + text + b"\n"
-        assert report.blamed_pid(tail) == 47
-        assert report.is_consequence(1, tail, 46)
-        assert not report.is_consequence(1, tail, 47)
-        assert not report.is_consequence(1, tail.replace(b"pid 47", b"no pid"), 46)
+        assert report.blamed_process(tail) == ("a", 47)
+        assert report.is_consequence(1, tail, "a", 46)
+        assert not report.is_consequence(1, tail, "a", 47)
+        assert report.is_consequence(1, tail, "b", 47)  # containers on two hosts may have equal pids
+        assert not report.is_consequence(1, tail.replace(b"pid 47", b"no pid"), "a", 46)
+
+    @pytest.mark.parametrize(
+        ("cause", "nnodes", "limit_s"),
+        [("a, pid 47", 1, 3.0), ("a, pid 48", 2, 0.5), ("b, pid 48", 2, 3.0), ("b, pid 48", 1, 0.5)],
+    )
+    def test_cause_that_may_still_run_is_awaited_longer(self, cause, nnodes, limit_s):
+        tail = f"Traceback (most recent call last):\n  f()\ndldist.DistAbortedError: rank 1 ({cause}) aborted the group: x\n"
+        failure = dataclasses.replace(report.launcher_failure(0, 1, ""), host="a", pid=46, tail=tail, is_consequence=True)
+        supervisor = object.__new__(attempt.Supervisor)
+        supervisor._failures, supervisor._published_failure, supervisor._end_at = [], None, None
+        supervisor._ranks = [SimpleNamespace(pid=47, code=None)]
+        supervisor._layout = SimpleNamespace(nnodes=nnodes)
+        started = time.monotonic()
+        supervisor._fail(failure)
+        assert supervisor._end_at - started == pytest.approx(limit_s, abs=0.25)
 
     def test_prefix_of_a_rank_is_removed_from_its_traceback(self):
         """Tracebacks of ranks in a default world have this prefix. It must be stripped to find the
