@@ -17,6 +17,7 @@ import ctypes
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,9 @@ def install(timeout: Timeout = _TIMEOUT_S) -> None:
     variables = environment()
     if "jaxlib" in sys.modules and any(os.environ.get(name, "0") != value for name, value in variables.items()):
         raise RuntimeError("dldist.jax.install(): JAX is already imported; call dldist.jax.install() above `import jax`")
+    if _PREEMPTION not in os.environ and getattr(getattr(sys.modules.get("jax"), "config", None), _PREEMPTION.lower(), False):
+        text = f"SIGTERM will not end this process: {_PREEMPTION} is not set; set it to 0 (or to 1) before JAX is imported"
+        warnings.warn(f"dldist.jax.install(): {text}", RuntimeWarning, stacklevel=2)
     os.environ.update(variables)
     _timeout = limit
     _prepare_for_failures()

@@ -1,7 +1,11 @@
 """JAX programs in which a process fails: the others get the reason, and the job ends."""
 
+import os
 import re
+import subprocess
+import sys
 
+import dldist.jax
 import jobs
 import pytest
 
@@ -125,10 +129,19 @@ def test_spawn_runs_a_script_that_imports_jax(tmp_path):
 
 
 def test_preemption_service_can_be_chosen(monkeypatch):
-    import dldist.jax
-
     name = "JAX_ENABLE_PREEMPTION_SERVICE"
     monkeypatch.delenv(name, raising=False)
     assert dldist.jax.environment()[name] == "0"
     monkeypatch.setenv(name, "1")
     assert dldist.jax.environment()[name] == "1"
+
+
+@pytest.mark.parametrize(("chosen", "count"), [(None, 1), ("0", 0), ("1", 0)])
+def test_preemption_service_of_an_imported_jax_causes_a_warning(chosen, count):
+    variables = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
+    del variables["JAX_ENABLE_PREEMPTION_SERVICE"]
+    if chosen is not None:
+        variables["JAX_ENABLE_PREEMPTION_SERVICE"] = chosen
+    text = "import jax, dldist.jax; dldist.jax.install(); dldist.jax.install()"
+    ended = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, text=True, check=True, timeout=100)
+    assert ended.stderr.count("RuntimeWarning: dldist.jax.install(): SIGTERM will not end this process") == count
