@@ -141,7 +141,8 @@ tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err)
         return result == DD_TCP_SCAN_BAD ? DD_PROTOCOL : DD_OK;
     }
     if (in.len != reply->scan.at) {
-        return dd_error_set(err, DD_PROTOCOL, "malformed reply of the store: got more bytes than the reply has");
+        return dd_error_set(err, DD_PROTOCOL,
+                            "malformed reply of the store: got more bytes than the reply has");
     }
     *is_whole = true;
     reply->reader.at = reply->head > 0 ? in.data + reply->head : in.data; /* in.data may be NULL */

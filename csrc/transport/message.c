@@ -147,8 +147,7 @@ fail_dtype(dd_message *message, const dd_signature *peer_signature)
             : "has sent %llu elements of %s (tag %llu), expected %llu of %s: receive that dtype, or uint8",
         (unsigned long long)peer_signature->count, dd_signature_dtype_name(peer_signature, (char[9]){""}),
         (unsigned long long)(message->is_send ? message->tag : message->sent_tag),
-        (unsigned long long)own_signature->count,
-        dd_signature_dtype_name(own_signature, (char[9]){""}));
+        (unsigned long long)own_signature->count, dd_signature_dtype_name(own_signature, (char[9]){""}));
 }
 
 void

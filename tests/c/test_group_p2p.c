@@ -557,7 +557,8 @@ time_out_beside_unread_messages(team_rank *self)
         REQUIRE_OK(probe(self, 1, 19, &result));
         REQUIRE_OK(team_recv(self->group, block, 1, 77, &options, &work, check_err()));
         CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(check_message(), "10 messages of rank 1 are unread (tags 7, 13, 14, 15, 16, 17, 18, 19)");
+        CHECK_CONTAINS(check_message(),
+                       "10 messages of rank 1 are unread (tags 7, 13, 14, 15, 16, 17, 18, 19)");
         team_rendezvous(self, "eight tags");
         REQUIRE_OK(probe(self, 1, 20, &result));
         REQUIRE_OK(team_recv(self->group, block, DD_ANY_RANK, 77, &options, &work, check_err()));

@@ -186,7 +186,8 @@ static void
 raise_signal_number(long number)
 {
     PyErr_Format(PyExc_ValueError,
-                 "dump_on_signal(): argument 'signum': got %ld, expected a signal that can be handled", number);
+                 "dump_on_signal(): argument 'signum': got %ld, expected a signal that can be handled",
+                 number);
 }
 
 /* Install the handler for a signal. Returns false with an exception on failure. */
