@@ -17,8 +17,7 @@ __extension__ typedef unsigned __int128 wide_uint;
             for (size_t k = 0; k < local.nsrcs; k++) {                             \
                 from x;                                                            \
                 memcpy(&x, (const char *)local.srcs[k] + i * sizeof x, sizeof x);  \
-                wide summand = x;                                                  \
-                total += (word)summand;                                            \
+                total += (word)(wide)x;                                            \
             }                                                                      \
             to result = (to)((wide)total / (wide)(unsigned)(divided_by));          \
             memcpy((char *)local.out + i * sizeof result, &result, sizeof result); \
