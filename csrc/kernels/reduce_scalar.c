@@ -17,7 +17,8 @@ __extension__ typedef unsigned __int128 wide_uint;
             for (size_t k = 0; k < local.nsrcs; k++) {                             \
                 from x;                                                            \
                 memcpy(&x, (const char *)local.srcs[k] + i * sizeof x, sizeof x);  \
-                total += (word)(wide)x;                                            \
+                wide summand = (wide)x;                                            \
+                total += (word)summand;                                            \
             }                                                                      \
             to result = (to)((wide)total / (wide)(unsigned)(divided_by));          \
             memcpy((char *)local.out + i * sizeof result, &result, sizeof result); \
