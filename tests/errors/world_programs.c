@@ -198,13 +198,13 @@ pass_on(rank_env *self, dd_group *group, const char *name, char *memory, size_t 
     dd_p2p sent = {.is_send = true, .rank = right, .tag = nbytes, .block = {memory, nbytes}};
     dd_p2p received = {.rank = left, .tag = nbytes, .block = {memory + nbytes, nbytes}};
     dd_work *work = NULL;
-    int source;
+    dd_p2p_result result;
     dd_wait wait = dd_wait_after(GROUP_TIMEOUT_NS);
     fill(memory, nbytes, self->rank, right);
     bool is_well =
         STEP(self, SCOPE_GROUP, name, dd_group_p2p(group, &sent, &no_options, &work, &self->error)) &&
         STEP(self, SCOPE_GROUP, name,
-             dd_group_p2p_and_wait(group, &received, &no_options, &source, &wait, &self->error)) &&
+             dd_group_p2p_and_wait(group, &received, &no_options, &result, &wait, &self->error)) &&
         STEP(self, SCOPE_GROUP, name, dd_group_wait(group, work, &wait, &self->error));
     if (is_well) {
         check_filled(self, name, memory + nbytes, nbytes, left, self->rank);
