@@ -44,10 +44,11 @@ dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *
     }
 }
 
-dd_dtype
-dd_reduce_accumulator(dd_dtype dtype)
+size_t
+dd_reduce_partial_size(dd_dtype dtype, dd_redop op)
 {
-    return dtype;
+    (void)op;
+    return dd_dtype_size(dtype);
 }
 
 dd_cpu_set
