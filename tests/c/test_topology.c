@@ -64,7 +64,7 @@ TEST(invalid_ranks_are_refused)
     static const int host_of[] = {0, 0};
     dd_topology topology;
     CHECK_STATUS(dd_topology_init(&topology, 2, 2, host_of, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "rank 2");
+    CHECK_CONTAINS(check_message(), "invalid rank: got 2");
     CHECK_STATUS(dd_topology_init(&topology, -1, 2, host_of, check_err()), DD_INVALID_ARGUMENT);
     CHECK_STATUS(dd_topology_init(&topology, 0, 0, host_of, check_err()), DD_INVALID_ARGUMENT);
 }
