@@ -231,9 +231,8 @@ static bool
 is_own_reduction(const dd_coll_args *args)
 {
     const dd_reduction *reduction = &args->reduction;
-    size_t plain = dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
     return dd_coll_is_folding(args->coll) &&
-           (reduction->has_nat || dd_reduce_partial_size(reduction->dtype, reduction->op) != plain);
+           (reduction->has_nat || dd_reduce_is_exact_mean(reduction->dtype, reduction->op));
 }
 
 static void

@@ -52,8 +52,8 @@ dd_reduce_accumulator(dd_dtype dtype)
     return is_own ? dtype : DD_DTYPE_FLOAT32;
 }
 
-static bool
-is_average_of_integers(dd_dtype dtype, dd_redop op)
+bool
+dd_reduce_is_exact_mean(dd_dtype dtype, dd_redop op)
 {
     return dd_kernels_scalar[dtype][op][DD_FORM_PARTIALS] != NULL;
 }
@@ -62,7 +62,7 @@ size_t
 dd_reduce_partial_size(dd_dtype dtype, dd_redop op)
 {
     size_t size = dd_dtype_size(dtype);
-    if (is_average_of_integers(dtype, op)) {
+    if (dd_reduce_is_exact_mean(dtype, op)) {
         return size == 1 ? 4 : size == 8 ? 16 : 8;
     }
     return dd_dtype_size(dd_reduce_accumulator(dtype));
@@ -96,7 +96,7 @@ find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
     bool has_results = stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
     dd_dtype dtype = reduction->dtype;
     dd_redop op = reduction->op;
-    if (is_average_of_integers(dtype, op)) {
+    if (dd_reduce_is_exact_mean(dtype, op)) {
         return dd_kernels_scalar[dtype][op][takes_inputs  ? has_results ? DD_FORM_ELEMENTS : DD_FORM_WIDEN
                                             : has_results ? DD_FORM_ROUND
                                                           : DD_FORM_PARTIALS];

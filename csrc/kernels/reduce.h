@@ -58,6 +58,8 @@ bool dd_reduce_is_supported(dd_dtype dtype, dd_redop op);
 /* Return the accumulation type: float32 for floats of 16 and 8 bits, else the type itself. AVG of
  * integers has wider integers, of up to 128 bits, which have no dd_dtype. */
 dd_dtype dd_reduce_accumulator(dd_dtype dtype);
+/* Return true for AVG of integers, whose partial results are wider than the accumulation type. */
+bool dd_reduce_is_exact_mean(dd_dtype dtype, dd_redop op);
 /* Return the size in bytes of a partial result. */
 size_t dd_reduce_partial_size(dd_dtype dtype, dd_redop op);
 

@@ -22,8 +22,7 @@ sample(uint64_t number, dd_coll coll, int nranks)
 static bool
 is_exact_mean(const coll_case *test)
 {
-    return dd_coll_is_folding(test->coll) &&
-           dd_reduce_partial_size(test->dtype, test->op) != dd_dtype_size(dd_reduce_accumulator(test->dtype));
+    return dd_coll_is_folding(test->coll) && dd_reduce_is_exact_mean(test->dtype, test->op);
 }
 
 /* With an argument, ranks compare each call by a call of the library. */

@@ -2,6 +2,7 @@
 
 #include "python/base/error.h"
 #include "python/tensor/dtype.h"
+#include "transport/signature.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -67,9 +68,9 @@ pack_name(const array_dtype *dtype)
 const char *
 py_tensor_dtype_name(const py_tensor *tensor, char out[PY_DTYPE_TEXT])
 {
-    memcpy(out, &tensor->foreign_dtype, sizeof tensor->foreign_dtype);
-    out[sizeof tensor->foreign_dtype] = '\0';
-    return out[0] == '\0' ? dd_dtype_name(tensor->view.dtype) : out;
+    const dd_signature signature = {.dtype = (uint8_t)tensor->view.dtype,
+                                    .extra_bits = tensor->foreign_dtype};
+    return dd_signature_dtype_name(&signature, out);
 }
 
 bool

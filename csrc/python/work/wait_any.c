@@ -6,7 +6,7 @@
 #include "python/work/flight.h"
 
 typedef struct work_set {
-    py_group *group; /* borrowed: a group whose engine completes all of the works */
+    dd_group *group; /* borrowed: a group whose engine completes all of the works */
     dd_work **works; /* owned array; the works are borrowed from the caller's list */
     Py_ssize_t count;
 } work_set;
@@ -28,12 +28,9 @@ collect(const py_state *state, PyObject *items, work_set *set)
         if (flight == NULL) {
             return false;
         }
-        py_group *group = (py_group *)flight->group;
-        if (set->group == NULL) {
-            set->group = group;
-        }
-        if (dd_group_engine(py_group_core(flight->group)) !=
-            dd_group_engine(py_group_core((PyObject *)set->group))) {
+        dd_group *group = py_group_core(flight->group);
+        set->group = i == 0 ? group : set->group;
+        if (dd_group_engine(group) != dd_group_engine(set->group)) {
             return false;
         }
         set->works[i] = flight->work;
@@ -61,8 +58,7 @@ wait_for_any(py_state *state, work_set *set, int64_t timeout_ns)
         return Py_NewRef(Py_True);
     }
     py_wait_init(&wait, state, timeout_ns, true);
-    dd_status status = PY_WITHOUT_GIL(
-        dd_group_await(py_group_core((PyObject *)set->group), is_any_done, set, &wait.wait, &err));
+    dd_status status = PY_WITHOUT_GIL(dd_group_await(set->group, is_any_done, set, &wait.wait, &err));
     if (status == DD_OP_TIMED_OUT) {
         return Py_NewRef(Py_False);
     }

@@ -152,11 +152,9 @@ static const dd_work *
 read_received(PyObject *object, const char *label)
 {
     const dd_work *work = read_receive(object, label);
-    if (work != NULL && work->error.code != DD_OK) {
-        py_error_raise_of_group(((py_work *)object)->state, work->error.code, &work->error);
-        return NULL;
-    }
-    return work;
+    bool is_ok =
+        work != NULL && py_error_check_of_group(((py_work *)object)->state, work->error.code, &work->error);
+    return is_ok ? work : NULL;
 }
 
 static PyObject *
