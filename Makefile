@@ -28,8 +28,10 @@ TESTS ?=
 # Substrings of the names of scenarios for `make memory-model`; slow ones (minutes) need their full name.
 SCENARIOS ?=
 
-# The number of parallel tests: C tests under sanitizers, and Python tests if it is set.
+# The number of parallel tests, by default one per core for C tests under sanitizers.
 TEST_JOBS ?= $(shell nproc)
+# Most tests wait, so runs without sanitizers have two jobs per core, unless TEST_JOBS is given.
+TWO_JOBS_PER_CORE = $(if $(filter-out file,$(origin TEST_JOBS)),$(TEST_JOBS),$(shell echo $$((2 * $$(nproc)))))
 
 BUILD := build
 LIB_SRC := $(filter-out csrc/python/% csrc/trampoline/%,$(wildcard csrc/*/*.c csrc/*/*/*.c))
@@ -204,7 +206,7 @@ test-fast: test-c ## all C tests, and Python tests of the main features, in two 
 	$(MAKE) test-py FILES='$(FAST_FILES)'
 
 test-c: $(BUILD)/fast/tests_c ## C tests, without sanitizers
-	$< $(TESTS)
+	DLDIST_TEST_JOBS=$(TWO_JOBS_PER_CORE) $< $(TESTS)
 
 test-asan: $(BUILD)/asan/tests_c ## C tests under AddressSanitizer, LeakSanitizer and UBSan
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} DLDIST_TEST_JOBS=$(TEST_JOBS) $< $(TESTS)
@@ -411,8 +413,7 @@ docs: ## build the site from docs/ and the docstrings of $(PYTHON)'s dldist, in 
 
 # The files that FILES names, else all.
 TESTED_PY = $(if $(filter command,$(origin FILES)),$(FILES:%=tests/py/*/test_%.py),tests/py)
-# Runs two tests in parallel per core, or TEST_JOBS.
-PYTEST = $(if $(filter-out file,$(origin TEST_JOBS)),TEST_JOBS=$(TEST_JOBS)) bash scripts/pytest.sh $(PYTHON)
+PYTEST = TEST_JOBS=$(TWO_JOBS_PER_CORE) bash scripts/pytest.sh $(PYTHON)
 
 test-py: ext ## pytest on the extension in place (needs dldist's extra `test` in $(PYTHON); FILES='window plans' for some)
 	PYTHONPATH=pkg $(PYTEST) $(TESTED_PY)
