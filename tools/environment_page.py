@@ -79,7 +79,7 @@ which order it looks for launchers. A malformed value is an error that names the
 | variable | values | meaning |
 | --- | --- | --- |
 | `DLDIST_TEST_SLOW` | a factor, default 1 | Stretches the deadlines of the C tests, for slow machines; the sanitizer targets of the Makefile set 3 and 5. |
-| `DLDIST_TEST_JOBS` | a number, default 1 | So many C tests run beside each other; the sanitizer targets of the Makefile run one for each core. |
+| `DLDIST_TEST_JOBS` | a number, default 1 | So many C tests run beside each other; the Makefile runs one for each core under sanitizers, two without. |
 | `DLDIST_TEST_NOFORK` | any | Runs all C tests in one process, for a debugger. |
 | `DLDIST_TEST_AGAIN` | `1` | `scripts/pytest.sh` and `.ci/run` run up to three tests that fail three times more, alone; if they pass each time, they do not count as failed, and `build/unsteady-tests` names them. |
 | `DLDIST_TEST_FAIL` | `rank:call:number:errno`, and `:lasting` | `tests/errors/failing.py` runs a program in which that call of the system fails ([failing-calls.md](contributing/failing-calls.md)). |
