@@ -13,6 +13,8 @@ import nccl_stubs
 import pytest
 from paths import SUPPORT
 
+pytestmark = pytest.mark.exhaustive(every=6)
+
 LIMIT_S = 100
 VERSIONS = {
     "nccl_comms_cases.py": ("2.32.3",),

@@ -8,6 +8,8 @@ import nccl_workers
 import pytest
 from nccl_cases import CASES, COUNTS, DTYPES
 
+pytestmark = pytest.mark.exhaustive(every=4)
+
 NEWEST, OLDER = "2.32.3", ["2.18.1", "2.27.3", "2.30.7"]
 
 

@@ -9,6 +9,8 @@ from test_nccl_config import run as run_program
 from test_nccl_lifecycle import NOTHING
 from test_nccl_lifecycle import run as run_ranks
 
+pytestmark = pytest.mark.exhaustive(every=4)
+
 
 def run(name, tmp_path, size=2, **options):
     return run_ranks(name, size, tmp_path, worker=nccl_surface_workers.member, **options)[0]

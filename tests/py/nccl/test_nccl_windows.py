@@ -13,6 +13,8 @@ import pytest
 import trace_torch
 from dldist import trace
 
+pytestmark = pytest.mark.exhaustive(every=4)
+
 VERSION = "2.32.3"
 NOTHING = {"window": 0, "memory": 0}
 NONBLOCKING = {"config": {"blocking": 0}}
