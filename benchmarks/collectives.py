@@ -25,6 +25,9 @@ Method
     plan: the column `to plan`.
     In `broadcast`, the root may run ahead of other ranks within a block. `sendrecv` is a ping-pong
     between ranks 0 and 1, timed one way; `stream` sends from rank 0 to rank 1 without waiting.
+    `probe` is a ping-pong whose receivers probe first. In `wait_any`, each way has two messages,
+    for which the receiver waits with wait_any. These two, `scan` and `exscan` run only from Python
+    (dldist, mpi4py), and only if --ops names them.
 
 Calls with work between them: --every 1ms
     One call after each millisecond of work (a loop that polls the clock). A call's time is from the
@@ -98,6 +101,8 @@ from collectives_targets import print_targets
 from collectives_teams import PEERS, NotOffered, Place, Probe, Team, TeamFailure, add_build
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "sendrecv", "stream")
+PYTHON_OPERATIONS = ("scan", "exscan", "probe", "wait_any")
+ROUND_TRIPS = ("sendrecv", "probe", "wait_any")
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
 DEFAULT_PEERS = (
     "dldist,dldist-plan,dldist-arena,gloo,openmpi,openmpi-best,openmpi5,mpich,mpich5,impi,"
@@ -132,13 +137,13 @@ class Case:
 
     @property
     def trips(self):
-        """The number of messages per call of the rank programs, whose sendrecv is a round trip."""
-        return 2 if self.op == "sendrecv" else 1
+        """The number of ways per call of the rank programs."""
+        return 2 if self.op in ROUND_TRIPS else 1
 
     @property
     def is_pair(self):
         """True if only the first two ranks take part."""
-        return self.op in ("sendrecv", "stream")
+        return self.op in (*ROUND_TRIPS, "stream")
 
     @property
     def bus_factor(self):
@@ -473,7 +478,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", type=choice_list(PEERS), help=f"default {DEFAULT_PEERS}, and all installed ones")
     parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="also measure another build of dldist")
-    parser.add_argument("--ops", type=choice_list(OPERATIONS), help="default: all, but stream only across hosts")
+    parser.add_argument("--ops", type=choice_list(OPERATIONS + PYTHON_OPERATIONS),
+                        help="default: all that C programs have, but stream only across hosts")  # fmt: skip
     parser.add_argument("--sizes", default=DEFAULT_SIZES, help="default %(default)s")
     parser.add_argument("--dtypes", type=choice_list(ITEM_BYTES), default="float32", help="default %(default)s")
     parser.add_argument("--ranks", default="2", help="numbers of ranks, as 2,4 (default %(default)s)")

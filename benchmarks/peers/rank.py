@@ -29,8 +29,8 @@ import time
 import numpy
 
 MIB = 1 << 20
-IN_PLACE = ("all_reduce", "broadcast", "barrier")
-PAIR = ("sendrecv", "stream")
+IN_PLACE = ("all_reduce", "broadcast", "barrier", "scan", "exscan")
+PAIR = ("sendrecv", "stream", "probe", "wait_any")
 
 # Compiled per operation with the call in the source, as in timeit, so that the loop has nothing
 # else.
@@ -64,10 +64,6 @@ class NotOffered(Exception):
     """The library does not support the operation, or not for this dtype."""
 
 
-def not_offered(what):
-    raise NotOffered(f"unsupported: {what}")
-
-
 # -- data ------------------------------------------------------------------------------------------
 
 
@@ -92,7 +88,10 @@ def expected(op, rank, size, index, count):
     if op == "all_to_all":
         part = count // size
         return pattern(index // part, rank * part + index % part)
-    if op == "sendrecv" and rank < 2:
+    if op in ("scan", "exscan"):
+        nranks = rank + (op == "scan")
+        return None if nranks == 0 else nranks * (nranks + 1) // 2 + nranks * (index % 7)
+    if op in ("sendrecv", "probe", "wait_any") and rank < 2:
         return pattern(1 - rank, index)
     if op == "stream" and rank == 1:
         return pattern(0, index)
@@ -150,19 +149,25 @@ def words_type(dtype):
 
 
 class Library:
-    """`calls` has the source of each operation; x is the input or the in-place array, y the
-    output."""
+    """`calls` has the source of each operation; x is the input or the in-place array, y the output,
+    z a second output for wait_any. `names` are other names in these sources."""
 
     calls = {}
     pair_calls = {}
+    names = {}
     slots = ("private",)
 
     def call(self, op, slot):
-        if slot == "plan":
-            return self.plans[op] if op in self.plans else not_offered(f"a plan of {op}")
+        offered = self.plans if slot == "plan" else self.pair_calls if op in PAIR else self.calls
+        if op not in offered:
+            raise NotOffered(f"unsupported: {op} as a plan" if slot == "plan" else f"unsupported: {op}")
         if op not in PAIR:
-            return self.calls[op]
-        return self.pair_calls[op][self.rank] if self.rank < 2 else "pass"
+            return offered[op]
+        return offered[op][self.rank] if self.rank < 2 else "pass"
+
+
+TAKE_TWO = "works = [group.irecv(y, 1 - rank), group.irecv(z, 1 - rank, 1)]; works[wait_any(works)] = None; wait_any(works)"
+MPI_TAKE_TWO = "works = [group.Irecv(y, 1 - rank), group.Irecv(z, 1 - rank, 1)]; wait_any(works); wait_any(works)"
 
 
 class Dldist(Library):
@@ -173,10 +178,14 @@ class Dldist(Library):
         "reduce_scatter": "group.reduce_scatter_single(y, x)",
         "all_to_all": "group.all_to_all_single(y, x)",
         "barrier": "group.barrier()",
+        "scan": "group.scan(x)",
+        "exscan": "group.exscan(x)",
     }
     pair_calls = {
         "sendrecv": ("group.send(x, 1); group.recv(y, 1)", "group.recv(y, 0); group.send(x, 0)"),
         "stream": ("group.send(x, 1)", "group.recv(y, 0)"),
+        "probe": ("group.send(x, 1); group.probe(1); group.recv(y, 1)", "group.probe(0); group.recv(y, 0); group.send(x, 0)"),
+        "wait_any": (f"group.send(x, 1); group.send(x, 1, 1); {TAKE_TWO}", f"{TAKE_TWO}; group.send(x, 0); group.send(x, 0, 1)"),
     }
     slots = ("private", "arena", "plan")
     # The expression is evaluated once; the loop calls its value.
@@ -194,8 +203,9 @@ class Dldist(Library):
 
         self.rank, self.size = rank, size
         self.version = dldist.__version__
-        self.group = dldist.Group(dldist.FileStore(path, size), rank, size, timeout=60)
+        self.group = dldist.World(dldist.FileStore(path, size), rank, size, timeout=60)
         self.barrier = self.group.barrier
+        self.names = {"wait_any": getattr(dldist, "wait_any", None)}
 
     def array(self, dtype, count, slot):
         if slot == "arena":
@@ -221,7 +231,7 @@ class Gloo(Library):
         "all_to_all": "group.all_to_all_single(y, x)",
         "barrier": "group.barrier()",
     }
-    pair_calls = Dldist.pair_calls
+    pair_calls = {op: Dldist.pair_calls[op] for op in ("sendrecv", "stream")}
 
     def __init__(self, rank, size, path):
         from datetime import timedelta
@@ -255,10 +265,14 @@ class Mpi4py(Library):
         "reduce_scatter": "group.Reduce_scatter_block(x, y)",
         "all_to_all": "group.Alltoall(x, y)",
         "barrier": "group.Barrier()",
+        "scan": "group.Scan(IN_PLACE, x)",
+        "exscan": "group.Exscan(IN_PLACE, x)",
     }
     pair_calls = {
         "sendrecv": ("group.Send(x, 1); group.Recv(y, 1)", "group.Recv(y, 0); group.Send(x, 0)"),
         "stream": ("group.Send(x, 1)", "group.Recv(y, 0)"),
+        "probe": ("group.Send(x, 1); group.Probe(1); group.Recv(y, 1)", "group.Probe(0); group.Recv(y, 0); group.Send(x, 0)"),
+        "wait_any": (f"group.Send(x, 1); group.Send(x, 1, 1); {MPI_TAKE_TWO}", f"{MPI_TAKE_TWO}; group.Send(x, 0); group.Send(x, 0, 1)"),
     }
 
     def __init__(self, rank, size, path):
@@ -272,6 +286,7 @@ class Mpi4py(Library):
             sys.exit(f"the library is not {path} but {library}")
         self.version = f"{mpi4py.__version__} on {library}"
         self.barrier = self.group.Barrier
+        self.names = {"IN_PLACE": MPI.IN_PLACE, "wait_any": MPI.Request.Waitany}
 
     def array(self, dtype, count, slot):
         if dtype in ("float16", "bfloat16"):
@@ -298,26 +313,23 @@ class Task:
         count = nbytes // words_type(dtype).itemsize
         part = count // library.size
         self.library, self.op = library, op
-        self.x = self.y = None
+        self.x = self.y = self.z = None
         if op != "barrier":
             self.x = library.array(dtype, part if op == "all_gather" else count, slot)
             fill(self.x, library.rank)
         if op not in IN_PLACE:
             self.y = library.array(dtype, part if op == "reduce_scatter" else count, slot)
             self.y.write(0, numpy.full(len(self.y.words), 99))
+        if op == "wait_any":
+            self.z = library.array(dtype, count, slot)
         self.block, self.steps = self.compile(slot)
 
     def compile(self, slot):
         from itertools import repeat
 
-        names = {"group": self.library.group, "repeat": repeat}
+        names = {"group": self.library.group, "rank": self.library.rank, "repeat": repeat, **self.library.names}
         names |= {"clock": time.perf_counter_ns, "cpu_clock": time.process_time_ns}
-        names["x"] = self.x and self.x.native
-        names["y"] = self.y and self.y.native
-        if isinstance(self.library, Mpi4py):
-            from mpi4py import MPI
-
-            names["IN_PLACE"] = MPI.IN_PLACE
+        names |= {name: array and array.native for name, array in zip("xyz", (self.x, self.y, self.z))}
         call = self.library.call(self.op, slot)
         if slot == "plan":
             names["plan"], call = eval(call, names), "plan()"
