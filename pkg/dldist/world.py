@@ -26,19 +26,19 @@ CLOSE_TIMEOUT_S = 10.0
 class World(_core.Group):
     """Processes that work together: a Group that does its own rendezvous and also sends objects.
 
-    The rendezvous of the ranks uses `store`, the URL `init_method`, or settings of the launcher
-    (torchrun, dlrun, Slurm, mpirun). A process without a launcher is a world of one. A process may
-    be in several worlds, and has a rank in each. A `with` block closes it, or aborts it after an
-    exception.
+    The rendezvous of the ranks uses `store`, or settings of the launcher (torchrun, dlrun, Slurm,
+    mpirun). A process without a launcher is a world of one. A process may be in several worlds, and
+    has a rank in each. A `with` block closes it, or aborts it after an exception.
 
     Args:
-        store: The store for the rendezvous. Needs `rank` and `world_size`.
-        rank: The rank of this process, from 0, if neither the URL nor the launcher gives it.
-        world_size: The number of ranks, if neither the URL nor the launcher gives it.
+        store: The place of the rendezvous: a URL ("env://", "tcp://host:port", "file:///path", or
+            of a registered scheme), or a Store, which needs `rank` and `world_size`.
+        rank: The rank of this process, from 0. None if the URL or the launcher gives it.
+        world_size: The number of ranks. None if the URL or the launcher gives it.
         name: Distinguishes worlds that use the same store or URL. Must be the same on all ranks.
-        timeout: Seconds or a timedelta, for rendezvous, and operations without their own timeout.
+        timeout: Seconds or a timedelta, for rendezvous, and operations without their own timeout;
+            None for 30 minutes.
         connect_timeout: Seconds or a timedelta only for the rendezvous; None for `timeout`.
-        init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
         serializer: The default for objects: "safe" (runs no code from the sender) or "pickle".
         carrier: A library that moves the data instead of dldist: "mpi", "ucc" or "xccl"
             (docs/carriers.md). "mpi" also gives the rank and, without a store or URL, the
@@ -46,7 +46,7 @@ class World(_core.Group):
 
     Raises:
         NotImplementedError: The carrier's library cannot be loaded; the text names what to install.
-        ValueError: Both a store and a URL are given, or the rank or size is missing or invalid.
+        ValueError: `store` is a string but no URL, or the rank or size is missing or invalid.
         DistTimeoutError: Ranks did not join before the timeout; the text names them.
         DistPeerLostError: A rank was lost during the rendezvous.
 
@@ -66,34 +66,37 @@ class World(_core.Group):
 
     def __init__(
         self,
-        store: _core.Store | None = None,
-        rank: int = -1,
-        world_size: int = -1,
+        store: _core.Store | str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         *,
         name: str = "default",
-        timeout: Timeout = 1800.0,
+        timeout: Timeout | None = None,
         connect_timeout: Timeout | None = None,
-        init_method: str | None = None,
         serializer: str = "safe",
         carrier: str | None = None,
     ) -> None:
-        if store is not None and init_method is not None:
-            raise ValueError("World(): got both 'store' and 'init_method', expected one of them")
         self.serializer = codec.check(serializer)
-        if store is not None:
+        if isinstance(store, str) and "://" not in store:
+            raise ValueError(f"World(): argument 'store' is not a URL: got {store!r}, expected for example 'tcp://host:port' or a Store")
+        if store is not None and not isinstance(store, str):
+            if rank is None or world_size is None:
+                raise ValueError("World(): a Store does not give ranks: got None, expected the arguments 'rank' and 'world_size'")
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
             self._activate(carrier)
             return
 
+        timeout = rendezvous.DEFAULT_TIMEOUT_S if timeout is None else timeout
         if connect_timeout is not None:
             to_timedelta(connect_timeout, "World(): argument 'connect_timeout'")
         limit = timeout if connect_timeout is None else connect_timeout
+        rank, world_size = (-1 if number is None else number for number in (rank, world_size))
         endpoint = None
-        if carrier == "mpi" and init_method is None:
+        if carrier == "mpi" and store is None:
             from dldist.carriers import _mpi
 
             endpoint = _mpi.world_endpoint(rank, world_size)
-        meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name, endpoint=endpoint)
+        meeting = rendezvous.meet(store, rank, world_size, timeout=limit, name=name, endpoint=endpoint)
         with meeting:
             super().__init__(
                 meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout

@@ -194,8 +194,8 @@ def test_failed_init_barrier_ends_the_group(monkeypatch):
     assert in_worlds(2, case) == [(dldist.DistStoreTimeoutError, True), None]
 
 
-@pytest.mark.parametrize("make", [lambda **where: dldist.init_process_group(**where), lambda **where: dldist.World(**where)])
-def test_interrupt_after_the_rendezvous_leaves_no_group(make, monkeypatch):
+@pytest.mark.parametrize(("make", "argument"), [(dldist.init_process_group, "init_method"), (dldist.World, "store")])
+def test_interrupt_after_the_rendezvous_leaves_no_group(make, argument, monkeypatch):
     closed = []
 
     def interrupt(self):
@@ -204,7 +204,7 @@ def test_interrupt_after_the_rendezvous_leaves_no_group(make, monkeypatch):
     monkeypatch.setattr(Meeting, "mark_connected", interrupt)
     monkeypatch.setattr(Meeting, "close", lambda self: closed.append(self))
     with pytest.raises(KeyboardInterrupt):
-        make(init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        make(**{argument: "tcp://127.0.0.1:0"}, rank=0, world_size=1)
     assert len(closed) == 1 and not dldist.is_initialized() and dldist.get_pg_count() == 0
 
 

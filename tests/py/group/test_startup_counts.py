@@ -31,7 +31,7 @@ SOCKETS = 4
 RANK = """
 import json, os, sys, time
 import dldist
-world = dldist.World(init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=60)
+world = dldist.World(sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=60)
 world.barrier()
 fds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
 tasks = len(os.listdir("/proc/self/task"))

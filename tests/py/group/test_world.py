@@ -333,12 +333,12 @@ def test_close_ends_all_groups_if_one_is_late():
     ("arguments", "kind", "text"),
     [
         ({"store": "hash", "rank": 2, "world_size": 2}, ValueError, "argument 'rank' is an invalid rank: got 2"),
-        ({"store": "hash"}, ValueError, "argument 'world_size' is out of range: got -1"),
+        ({"store": "hash"}, ValueError, "expected the arguments 'rank' and 'world_size'"),
+        ({"store": "hash", "rank": 0}, ValueError, "expected the arguments 'rank' and 'world_size'"),
         ({"store": 3, "rank": 0, "world_size": 1}, TypeError, "store"),
-        ({"store": "hash", "init_method": "tcp://127.0.0.1:0"}, ValueError, "got both"),
         ({"serializer": "json"}, ValueError, "serializer"),
-        ({"init_method": 3}, RuntimeError, "url"),
-        ({"init_method": "nowhere://"}, RuntimeError, "nowhere"),
+        ({"store": "trainer"}, ValueError, "argument 'store' is not a URL: got 'trainer'"),
+        ({"store": "nowhere://"}, RuntimeError, "nowhere"),
         ({"timeout": "soon"}, TypeError, "not str"),
         ({"timeout": -1}, ValueError, "timeout"),
         ({"name": 3}, TypeError, "name"),
@@ -349,6 +349,21 @@ def test_wrong_arguments_are_rejected(arguments, kind, text):
     error = error_of(dldist.World, **given)
     assert isinstance(error, kind)
     assert text in str(error)
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:0", "file://{folder}/place", "env://"])
+def test_url_is_the_first_argument(url, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    with dldist.World(url.format(folder=tmp_path), 0, 1) as world:
+        assert (world.rank, world.size) == (0, 1)
+
+
+def test_none_stands_for_each_default():
+    with dldist.World(None, None, None, timeout=None) as world, dldist.World() as plain:
+        assert world.timeout == plain.timeout == timedelta(minutes=30)
+    with dldist.World(dldist.HashStore(), 0, 1, timeout=None) as world:
+        assert world.timeout == timedelta(minutes=30)
 
 
 def test_missing_ranks_are_named():

@@ -75,8 +75,8 @@ BLOCKING = {
     "wait_any": "dldist.wait_any([g.irecv(x, 1)])",
     "wait_some": "dldist.wait_some([g.irecv(x, 1)])",
     # ---- worlds
-    "World.__init__": "dldist.World(init_method=free_place(), rank=0, world_size=2, timeout=60)",
-    "World.__init__ without rank 0": "dldist.World(init_method=free_place(), rank=1, world_size=2, timeout=60)",
+    "World.__init__": "dldist.World(free_place(), rank=0, world_size=2, timeout=60)",
+    "World.__init__ without rank 0": "dldist.World(free_place(), rank=1, world_size=2, timeout=60)",
     "World.split": "g.split([0, 1])",
     "World.new_group": "g.new_group([0, 1])",
     "World.close": "tagged and g.close(60)",

@@ -12,7 +12,7 @@ def join(channel, place, rank, size, timeout):
     channel.recv()
     began = time.monotonic()
     try:
-        dldist.World(init_method=place, rank=rank, world_size=size, timeout=timeout)
+        dldist.World(place, rank=rank, world_size=size, timeout=timeout)
         outcome = {"kinds": [], "text": "made"}
     except BaseException as error:
         outcome = describe(error)
