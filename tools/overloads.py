@@ -127,8 +127,8 @@ def _body(tree: ast.Module, private: tuple[str, ...]) -> str:
             text += f"class {node.name}:\n" + "".join(_function(method, "    ") for method in methods)
         elif _is_type_variable(node):
             continue  # in _head
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and not node.targets[0].id.startswith("_"):
-            text += f"{node.targets[0].id}: {ast.unparse(node.value.func)}\n"
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and not node.targets[0].id.startswith("_"):
+            text += f"{ast.unparse(node)}\n"  # another name of a class
     return text
 
 

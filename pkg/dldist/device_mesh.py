@@ -20,7 +20,6 @@ from dldist._api.mesh_arguments import AnyOverride, as_array, as_override, check
 from dldist._api.mesh_groups import DefaultWorldGroups, ExistingGroups, GroupSource, Override, WorldGroups, abort_groups
 from dldist._api.mesh_layout import Layout, has_overlap, is_sorted, merge_axes, nest, row_major, rows, shape_of, size_of, split, unravel
 from dldist._api.ranks import get_process_group_ranks, get_rank
-from dldist._backends.backend_names import warn
 from dldist._backends.process_group import ProcessGroup
 from dldist.world import World
 
@@ -661,13 +660,11 @@ class _MeshEnv(_local):
         return self.mesh_stack[-1]
 
     def get_root_mesh(self, device_mesh: DeviceMesh) -> DeviceMesh:
-        """Return the root of a mesh. Deprecated: use mesh._get_root_mesh()."""
-        warn("get_root_mesh() is deprecated; use mesh._get_root_mesh()")
+        """Return the root of a mesh."""
         return device_mesh._get_root_mesh()
 
     def _get_all_submeshes(self, device_mesh: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
-        """Call the mesh's method of this name. Deprecated: use mesh._get_all_submeshes()."""
-        warn("_get_all_submeshes() is deprecated; use mesh._get_all_submeshes()")
+        """Call the mesh's method of this name."""
         return device_mesh._get_all_submeshes(mesh_dim_name)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
-from warnings import warn
 
 from dldist import _core
 from dldist._api.shared_arrays import group_of
@@ -114,8 +113,7 @@ def is_nvshmem_available() -> bool:
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
-    """Do nothing but warn, because every group has symmetric memory. Deprecated, as in torch."""
-    warn("enable_symm_mem_for_group() is deprecated and does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
+    """Only check the name, because every group has symmetric memory."""
     _group("enable_symm_mem_for_group", group_name)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from dldist import _core
 from dldist._api.ranks import calls_of, peer_of, root_of
 from dldist._backends import registry
-from dldist._backends.backend_names import warn
 from dldist._base import argument_names
 from dldist._base.docstrings import completed
 from dldist._base.future import Future
@@ -304,7 +303,7 @@ def all_gather_coalesced(
     group: AnyGroup | None = None,
     async_op: bool = False,
 ) -> Future | None:
-    """Run several all_gathers as one. Deprecated: use all_gather_single in dldist.coalescing().
+    """Run several all_gathers as one. New programs use all_gather_single in dldist.coalescing().
 
     Args:
         output_tensor_lists: Item [r][i] receives input_tensor_list[i] of rank r.
@@ -315,7 +314,6 @@ def all_gather_coalesced(
     Returns:
         A Future if async_op is true, else None.
     """
-    _deprecated("all_gather_coalesced", "coalescing")
     if not isinstance(output_tensor_lists, list):
         raise TypeError(f"all_gather_coalesced(): argument 'output_tensor_lists' must be a list, not {type(output_tensor_lists).__name__}")
     return _as_future(calls_of(group).all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op=async_op))
@@ -546,11 +544,7 @@ def all_to_all_single(
     )
 
 
-# ---- deprecated names
-
-
-def _deprecated(name: str, instead: str) -> None:
-    warn(f"`dldist.{name}` is deprecated, please use `dldist.{instead}` instead", FutureWarning)
+# ---- names that torch.distributed has replaced
 
 
 def _as_future(work: _core.Work | None) -> Future | None:
@@ -560,7 +554,7 @@ def _as_future(work: _core.Work | None) -> Future | None:
 def all_reduce_coalesced(
     tensors: Tensor | Tensors, op: Op = SUM, group: AnyGroup | None = None, async_op: bool = False
 ) -> Future | None:
-    """Run several all_reduces as one. Deprecated: use all_reduce in dldist.coalescing().
+    """Run several all_reduces as one. New programs use all_reduce in dldist.coalescing().
 
     Args:
         tensors: A list or tuple of tensors of one dtype, or one tensor. Repeated tensors are
@@ -572,7 +566,6 @@ def all_reduce_coalesced(
     Returns:
         A Future of the tensors if async_op is true, else None.
     """
-    _deprecated("all_reduce_coalesced", "coalescing")
     tensor_list: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     calls = calls_of(group)
     try:
@@ -586,15 +579,14 @@ def all_reduce_coalesced(
 
 
 def _former_name(name: str, call: Any) -> Any:
-    """Create a function under a deprecated name, which warns and then calls `call`."""
+    """Create a function under a former name of torch's, which calls `call`."""
 
     def renamed(*args: Any, **named: Any) -> Any:
-        _deprecated(name, call.__name__)
         return call(*args, **named)
 
     renamed.__name__ = renamed.__qualname__ = name
     renamed.__code__ = renamed.__code__.replace(co_name=name)  # in tracebacks, and argument_names
-    renamed.__doc__ = f"Deprecated name of {call.__name__}."
+    renamed.__doc__ = f"Former name of {call.__name__}."
     renamed.__wrapped__ = call  # type: ignore[attr-defined]  # gives the signature
     return renamed
 
@@ -606,17 +598,7 @@ reduce_scatter_tensor = _former_name("reduce_scatter_tensor", reduce_scatter_sin
 _reduce_scatter_base = _former_name("_reduce_scatter_base", reduce_scatter_single)
 
 
-class _reduce_op:
-    """The reductions as attributes. Deprecated: use ReduceOp."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR"):
-            _deprecated("reduce_op", "ReduceOp")
-            return getattr(_core.ReduceOp, name)
-        return super().__getattribute__(name)
-
-
-reduce_op = _reduce_op()
+reduce_op = _reduce_op = _core.ReduceOp
 
 
 def _make_nccl_premul_sum(factor: float | Tensor) -> _core.ReduceOp:

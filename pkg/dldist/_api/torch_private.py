@@ -106,8 +106,7 @@ def _get_process_group_name(pg: ProcessGroup) -> str:
 
 
 def _get_global_rank(group: Any, rank: int) -> int:
-    """Deprecated name of get_global_rank."""
-    warn("_get_global_rank is deprecated, please use get_global_rank instead", FutureWarning)
+    """Former name of get_global_rank."""
     return get_global_rank(group, rank)
 
 
@@ -188,8 +187,7 @@ def _get_object_coll_device(group: Any = None) -> str:
 
 
 def _get_pg_default_device(group: Any = None) -> str:
-    """Return the device type that a group serves. Deprecated: use _get_object_coll_device."""
-    warn("_get_pg_default_device is deprecated: use _get_object_coll_device or _device_capability", UserWarning)
+    """Return the device type that a group serves; of several, the one of _get_object_coll_device."""
     pg = group_or_default(group)
     if not isinstance(pg, ProcessGroup):
         return _get_object_coll_device(pg)

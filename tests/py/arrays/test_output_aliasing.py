@@ -83,7 +83,6 @@ def coalesced_calls(rank):
     dldist.barrier()  # refused before anything was sent
 
 
-@pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced:FutureWarning")
 def test_c10d_all_reduce_coalesced_reduces_a_repeated_tensor_once():
     in_worlds(2, coalesced_calls)
 

@@ -52,7 +52,7 @@ def public_functions():
     for module in (dist, functional):
         for name in module.__all__:
             value = getattr(module, name)
-            if inspect.isfunction(value) and not value.__doc__.startswith("Deprecated name"):
+            if inspect.isfunction(value) and not value.__doc__.startswith("Former name"):
                 yield pytest.param(value, id=f"{module.__name__}.{name}")
     for kind in (dist.World, dist.Reducer, dist.DeviceMesh):
         for name, value in vars(kind).items():

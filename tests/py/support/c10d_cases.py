@@ -25,7 +25,7 @@ CASES_FOR_TWO_AND_THREE = [
     "works",
     "late_message",
     "coalesced_calls",
-    "deprecated_names",
+    "former_names",
     "non_members",
     "messages",
     "any_source",
@@ -115,6 +115,13 @@ def warns(kind, text):
     assert seen[0].category is kind and text in str(seen[0].message), seen[0]
     assert seen[0].filename == __file__, seen[0].filename
     assert "dist" in linecache.getline(__file__, seen[0].lineno), seen[0].lineno
+
+
+@contextmanager
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 def end(result, is_async):
@@ -306,43 +313,38 @@ def late_message(rank, size):
 
 
 def coalesced_calls(rank, size):
-    """all_reduce_coalesced, which is deprecated, must work with one tensor and with several."""
+    """all_reduce_coalesced must work without a warning, with one tensor and with several."""
     for is_async in (False, True):
         x, y = f(rank), f(rank, 1)
-        with warns(FutureWarning, "`dldist.all_reduce_coalesced` is deprecated, please use `dldist.coalescing` instead"):
+        with no_warnings():
             result = dist.all_reduce_coalesced([x, y], async_op=is_async)
         assert isinstance(result, dist.Future) == is_async
         if is_async:
             assert result.wait()[0] is x
         assert x.tolist() == [sum(range(size))] and y.tolist() == [sum(range(size)), size]
     alone = f(1)
-    with warns(FutureWarning, "all_reduce_coalesced"):
+    with no_warnings():
         dist.all_reduce_coalesced(alone, op=dist.ReduceOp.PRODUCT)
     assert alone.tolist() == [1]
 
 
-def deprecated_names(rank, size):
-    """Deprecated names must still work, and warn at the caller's line."""
-    out = f(*[0] * size)
-    for name in ("all_gather_into_tensor", "_all_gather_base"):
-        with warns(FutureWarning, f"`dldist.{name}` is deprecated, please use `dldist.all_gather_single` instead"):
+def former_names(rank, size):
+    """Names that torch has replaced must work, without a warning."""
+    with no_warnings():
+        out = f(*[0] * size)
+        for name in ("all_gather_into_tensor", "_all_gather_base"):
             assert getattr(dist, name)(out, f(rank)) is None
-        assert out.tolist() == list(range(size))
-    part = f(0)
-    for name in ("reduce_scatter_tensor", "_reduce_scatter_base"):
-        with warns(FutureWarning, f"`dldist.{name}` is deprecated, please use `dldist.reduce_scatter_single` instead"):
+            assert out.tolist() == list(range(size))
+        part = f(0)
+        for name in ("reduce_scatter_tensor", "_reduce_scatter_base"):
             work = getattr(dist, name)(part, f(*range(size)), async_op=True)
-        work.wait()
-        assert part.tolist() == [size * rank]
-    gathered = f(*[0] * size) if rank == 0 else None
-    with warns(FutureWarning, "`dldist.gather_into_tensor` is deprecated"):
+            work.wait()
+            assert part.tolist() == [size * rank]
+        gathered = f(*[0] * size) if rank == 0 else None
         dist.gather_into_tensor(f(rank), gathered)
-    assert gathered is None or gathered.tolist() == list(range(size))
-    with warns(FutureWarning, "all_gather_coalesced` is deprecated, please use `dldist.coalescing` instead"):
+        assert gathered is None or gathered.tolist() == list(range(size))
         dist.all_gather_coalesced([[f(0)] for _ in range(size)], [f(1)])
-    with warns(FutureWarning, "reduce_op"):
-        assert dist.reduce_op.SUM is dist.ReduceOp.SUM
-    with warns(FutureWarning, "_get_global_rank"):
+        assert dist.reduce_op is dist.ReduceOp
         assert dist.distributed_c10d._get_global_rank(dist.group.WORLD, 1) == 1
     with raises(AttributeError, "NONSENSE"):
         _ = dist.reduce_op.NONSENSE
