@@ -374,7 +374,7 @@ class World(_core.Group):
 
         Args:
             obj: The object to send.
-            dst: The receiver's rank.
+            dst: The receiver's rank, or dldist.NO_RANK to send nothing.
             tag: A number of 0 or more, which the receiver must also give.
             serializer: As in all_gather_object.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
@@ -391,7 +391,7 @@ class World(_core.Group):
         """Receive an object from one rank, or from any rank.
 
         Args:
-            src: The sender's rank; None for any rank.
+            src: The sender's rank; None for any rank; dldist.NO_RANK to receive nothing.
             tag: The tag that the sender passes.
             serializer: As in all_gather_object.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.

@@ -1,19 +1,50 @@
 /* Messages and barriers. */
 #include "python/base/error.h"
+#include "python/base/object.h"
 #include "python/group/call.h"
 #include "python/nccl/nccl.h"
 #include "python/observe/recorder.h"
 #include "transport/context.h"
 
-/* Read a rank; a NULL argument means any rank, as in c10d. */
+#include <limits.h>
+
+/* NO_RANK in Python: a message to or from this rank ends immediately and moves nothing. */
+#define NO_RANK INT_MIN
+
+/* Read a rank or NO_RANK. A receive without a rank accepts any rank, as in c10d. */
 static bool
-read_peer(const py_group_call *call, PyObject *value, const char *name, int *rank)
+read_peer(const py_group_call *call, PyObject *value, bool is_send, int *rank)
 {
+    py_state *state = call->group->state;
+    const char *function = call->params->function;
+    const char *name = is_send ? "dst" : "src";
     if (value == NULL) {
         *rank = DD_ANY_RANK;
         return true;
     }
-    return py_params_rank(call->group->state, value, call->group->size, rank, call->params->function, name);
+    if (!py_params_int(state, value, rank, function, name)) {
+        return false;
+    }
+    if (*rank < 0 && *rank != NO_RANK) {
+        py_raise_argument(state, function, name, "is an invalid rank: got %d, expected 0 to %d%s", *rank,
+                          call->group->size - 1,
+                          is_send ? ", or dldist.NO_RANK to send nothing"
+                                  : "; omit it to receive from any rank, or pass dldist.NO_RANK for none");
+        return false;
+    }
+    return *rank == NO_RANK || py_params_check_rank(state, *rank, call->group->size, function, name);
+}
+
+/* End a call whose message has no peer. */
+static PyObject *
+skip_message(py_group_call *call, bool is_send)
+{
+    (void)py_group_call_fail(call); /* releases the operands; there is no exception to keep */
+    if (call->params->is_async) {
+        return py_object_call_python(is_send ? Py_None : call->values[0], "dldist._base.works",
+                                     "skipped_message", NULL, NULL);
+    }
+    return is_send ? Py_NewRef(Py_None) : PyLong_FromLong(NO_RANK);
 }
 
 /* ANY_TAG in Python: a receive accepts every tag. */
@@ -147,13 +178,13 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     /* A receive also packs a staged tensor, so that a message shorter than the tensor leaves the
      * rest of the tensor unchanged. */
     py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
-    if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
+    if (!read_peer(&call, call.values[1], is_send, &message.rank) ||
         !read_tag(&call, call.values[2], &message) ||
         !py_operands_add(call.operands, call.values[0], use, "tensor") ||
         !read_typed(&call, is_send ? NULL : call.values[4], &message.is_typed)) {
         return py_group_call_fail(&call);
     }
-    return prepare_and_run(&call, &message);
+    return message.rank == NO_RANK ? skip_message(&call, is_send) : prepare_and_run(&call, &message);
 }
 
 #define MESSAGE(name, sends, returns_at_once, required, ...)             \

@@ -52,7 +52,7 @@ PACKAGE = {
     "dldist._base.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
     "dldist._api.torch_private": "default_pg_timeout",
     "dldist._api.p2p": "iprobe probe",
-    "dldist._base.probes": "ANY_TAG MessageInfo",
+    "dldist._base.probes": "ANY_TAG MessageInfo NO_RANK",
     "dldist._api.shared_arrays": "empty",
     "dldist._api.waiting": "test_any wait_all wait_any wait_some",
     "dldist.device_mesh": "DeviceMesh init_device_mesh",

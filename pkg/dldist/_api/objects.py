@@ -12,6 +12,7 @@ from typing import Any
 from dldist._api.ranks import check_not_self, global_rank_of, group_or_default, is_non_member, peer_of, root_of, source_of, warn_not_in_group
 from dldist._backends import registry
 from dldist._base.docstrings import completed
+from dldist._base.probes import NO_RANK
 from dldist._core import DistError
 from dldist._objects.exchange import Exchange
 from dldist._objects.frames import Refusal
@@ -312,5 +313,7 @@ def recv_object_list(
     peer = source_of(group, src, group_src)
     check_not_self(exchange, peer, "source")
     objects, source = _run_then_raise(lambda: exchange.recv(peer, 0), _check_not_empty("recv_object_list", object_list))
+    if source == NO_RANK:
+        return NO_RANK
     _replace("recv_object_list", object_list, objects)
     return global_rank_of(group_or_default(group), source)

@@ -28,8 +28,8 @@ def isend(
 
     Args:
         tensor: The tensor to send; it must not change before the work has ended.
-        dst: The receiver's rank in the default world. This rank can send to itself if it
-            receives with irecv.
+        dst: The receiver's rank in the default world, or NO_RANK to send nothing. This rank can
+            send to itself if it receives with irecv.
         group: The group, or None for the default world.
         tag: A number of 0 or more, which the receiver must also give.
         group_dst: The receiver's rank in the group, instead of `dst`.
@@ -68,7 +68,8 @@ def irecv(
 
     Args:
         tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
-        src: The sender's rank in the default world; None for any rank (see Work.source_rank).
+        src: The sender's rank in the default world; None for any rank (see Work.source_rank);
+            NO_RANK to receive nothing.
         group: The group, or None for the default world.
         tag: The tag of the sender's call.
         group_src: The sender's rank in the group, instead of `src`.
@@ -111,7 +112,7 @@ def send(
 
     Args:
         tensor: The tensor to send.
-        dst: The receiver's rank in the default world.
+        dst: The receiver's rank in the default world, or NO_RANK to send nothing.
         group: The group, or None for the default world.
         tag: A number of 0 or more, which the receiver must also give.
         group_dst: The receiver's rank in the group, instead of `dst`.
@@ -146,7 +147,7 @@ def recv(
 
     Args:
         tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
-        src: The sender's rank in the default world; None for any rank.
+        src: The sender's rank in the default world; None for any rank; NO_RANK for none.
         group: The group, or None for the default world.
         tag: The tag of the sender's call.
         group_src: The sender's rank in the group, instead of `src`.
@@ -189,7 +190,7 @@ def probe(
     the same messages.
 
     Args:
-        src: The sender's rank in the default world; None for any rank.
+        src: The sender's rank in the default world; None for any rank; NO_RANK for none.
         group: The group, or None for the default world.
         tag: The tag of the sender's call, or ANY_TAG.
         group_src: The sender's rank in the group, instead of `src`.
@@ -250,6 +251,7 @@ class P2POp(Message):
             name.
         tensor: The tensor to send or fill.
         peer: The other rank, in the default world; for Group.batch_isend_irecv, in that group.
+            NO_RANK to do nothing.
         group: The group, or None for the default world.
         tag: A number of 0 or more, the same on both sides.
         group_peer: The other rank in the group, instead of `peer`.

@@ -10,6 +10,7 @@ from dldist._backends.backend_base import Backend
 from dldist._backends.backend_names import warn
 from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 from dldist._base import argument_names
+from dldist._base.probes import NO_RANK
 from dldist._rendezvous import launchers
 from dldist.types import AnyGroup
 
@@ -107,6 +108,8 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
         return group_rank
     if global_rank is None:
         raise ValueError("Must specify global_rank or group_rank")
+    if global_rank == NO_RANK:
+        return NO_RANK
     if isinstance(group, _UNREGISTERED_TYPES):
         raise ValueError(f"{group!r} has no ranks in the default world: got global rank {global_rank}, expected group_src, group_dst or group_peer")
     return get_group_rank(group, global_rank)
@@ -140,7 +143,7 @@ def source_of(group: Any, global_rank: int | None, group_rank: int | None) -> in
 
 def global_rank_of(group: Any, group_rank: int) -> int:
     """Return a member's global rank, or the group rank if the group is not registered."""
-    return group_rank if isinstance(group, _UNREGISTERED_TYPES) else get_global_rank(group, group_rank)
+    return group_rank if group_rank == NO_RANK or isinstance(group, _UNREGISTERED_TYPES) else get_global_rank(group, group_rank)
 
 
 def get_process_group_ranks(group: AnyGroup | None) -> list[int]:

@@ -10,6 +10,8 @@ from dldist._backends import recorded_calls
 from dldist._backends.low_level import CALL_OF
 from dldist._base.operations import OPERATIONS, Operation, first_of
 from dldist._base.options import to_timedelta
+from dldist._base.probes import NO_RANK
+from dldist._base.works import skipped_message
 
 
 class BackendCalls:
@@ -76,13 +78,15 @@ class BackendCalls:
     def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
         """Start to send a tensor to a rank. Return a Work."""
         self._check_no_timeout("isend", timeout)
-        return self._target.send([tensor], dst, tag)
+        return skipped_message() if dst == NO_RANK else self._target.send([tensor], dst, tag)
 
     def irecv(
         self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
     ) -> Any:
         """Start to receive a tensor from a rank, or from any rank. Return a Work."""
         self._check_no_timeout("irecv", timeout)
+        if src == NO_RANK:
+            return skipped_message(tensor)
         return self._target.recv_anysource([tensor], tag) if src is None else self._target.recv([tensor], src, tag)
 
     def _check_no_timeout(self, name: str, timeout: Any) -> None:

@@ -9,7 +9,8 @@ from dldist import _core
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.future import wait_for
 from dldist._base.operations import OPERATIONS
-from dldist._base.works import _IllegalWork
+from dldist._base.probes import NO_RANK
+from dldist._base.works import _IllegalWork, skipped_message
 
 
 class Message:
@@ -128,6 +129,8 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
 
 def _run_batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, cancel: Any) -> list[Any]:
     """Run all messages as one operation. Return its work once for each message."""
+    if all(op.group_peer == NO_RANK for op in p2p_op_list):
+        return [skipped_message(op.tensor) for op in p2p_op_list]
     start()
     try:
         for op in p2p_op_list:
@@ -141,8 +144,8 @@ def _run_batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, can
 def _check_message(where: str, group: Any, op: Message) -> Any:
     """Check a message. Return its tensor's description, or {} if only the backend can check it."""
     is_from_any = op.group_peer is None and op.kind == "irecv"
-    if not is_from_any and op.group_peer not in range(group.size):
-        raise ValueError(f"{where}: invalid rank: got {op.group_peer!r}, expected 0 to {group.size - 1}")
+    if not is_from_any and op.group_peer != NO_RANK and op.group_peer not in range(group.size):
+        raise ValueError(f"{where}: invalid rank: got {op.group_peer!r}, expected 0 to {group.size - 1}, or dldist.NO_RANK")
     if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
         raise ValueError(f"{where}: invalid tag: got {op.tag!r}, expected an int of 0 or more")
     if not isinstance(group, _core.Group):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from typing import Any
 
 from dldist import _core
-from dldist._base.future import Future
+from dldist._base.future import Future, await_work
 from dldist._base.options import to_timedelta
+from dldist._base.probes import ANY_TAG, NO_RANK
 
 
 class FakeWork(_core.Work):
@@ -69,6 +70,9 @@ class FutureWork(_core.Work):
     def get_future(self) -> Future:
         return self._future
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        return await_work(self)
+
     def _watch(self, callback: Callable[[], object]) -> None:
         self._future.add_done_callback(lambda _: callback())
 
@@ -78,6 +82,28 @@ def done_work(value: Any) -> FutureWork:
     future = Future()
     future.set_result(value)
     return FutureWork(future)
+
+
+class SkippedMessage(FutureWork):
+    """The completed work of a message to or from NO_RANK."""
+
+    def source_rank(self) -> int:
+        return NO_RANK
+
+    _source_rank = source_rank
+
+    def received_tag(self) -> int:
+        return ANY_TAG
+
+    def received_nbytes(self) -> int:
+        return 0
+
+
+def skipped_message(tensor: Any = None) -> SkippedMessage:
+    """Return the work of a message to NO_RANK, or of one from NO_RANK, which leaves `tensor` as it is."""
+    future = Future()
+    future.set_result([] if tensor is None else [tensor])
+    return SkippedMessage(future)
 
 
 class PythonCallbackWork(FutureWork):

@@ -9,7 +9,7 @@ from typing import Any
 from dldist._base import argument_names
 from dldist._base.array_types import Timeout
 from dldist._base.future import seconds_of
-from dldist._base.probes import ANY_TAG
+from dldist._base.probes import ANY_TAG, NO_RANK
 from dldist._core import DistArgumentError
 from dldist._objects import codec
 from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
@@ -105,6 +105,8 @@ class Exchange:
         _raise_first([outgoing.error])
 
     def recv(self, src: int | None, tag: int) -> tuple[Any, int]:
+        if src == NO_RANK:
+            return None, NO_RANK
         if tag == ANY_TAG:  # the rest of the object has the same tag
             src, tag, _ = self._group._probe(src, tag, **self._remaining_timeout())
         prefix = bytearray(PREFIX_BYTES)

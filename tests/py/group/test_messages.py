@@ -20,6 +20,12 @@ def test_messages_are_found_without_being_received(team):
     team().run(cases.probes_of_the_default_group)
 
 
+def test_message_to_or_from_no_rank_ends_immediately(team):
+    team().run(cases.messages_without_a_peer)
+    team().run(cases.line_of_ranks)
+    team().run(cases.default_group_without_a_peer)
+
+
 def test_receives_of_any_tag_report_what_they_got(team):
     team().run(cases.receive_of_any_tag)
     team().run(cases.object_of_any_tag)

@@ -28,6 +28,71 @@ def raises(kind, call, *args, **named):
     raise AssertionError(f"{call} raised no {kind.__name__}")
 
 
+# ---- no peer
+
+
+def messages_without_a_peer(world):
+    none, box = dldist.NO_RANK, floats(2, 3.0)
+    sent = world.isend(box, none, 4)
+    received = world.irecv(box, none, dldist.ANY_TAG)
+    assert world.send(box, none, 4) is None and world.recv(box, none, 4) == none
+    for work in (sent, received):
+        assert work.is_completed() and work.is_success() and work.wait() and work.exception() is None
+        assert work.get_future().wait() == work.result() and not work.cancel()
+    assert (received.source_rank(), received.received_nbytes(), received.received_tag()) == (none, 0, dldist.ANY_TAG)
+    assert received.result()[0] is box and dldist.wait_some([sent, received]) == [0, 1]
+    assert world.probe(none) == world.iprobe(none) == (none, dldist.ANY_TAG, 0)
+    world.send_object([1], none)
+    assert world.recv_object(none) is None and world.recv_object_with_source(none) == (None, none)
+    messages = [dldist.P2POp(kind, floats(2), peer=peer) for kind, peer in (("irecv", none), ("isend", world.rank), ("irecv", world.rank))]
+    for work in world.batch_isend_irecv(messages):
+        work.wait()
+    for tensor, arguments in (("x", (none,)), (box, (none, -5))):
+        raises((TypeError, ValueError), world.send, tensor, *arguments)
+    assert box.tolist() == [3.0, 3.0]
+    text, problem = raises(ValueError, world.recv, box, -1), "is an invalid rank: got -1, expected 0 to 1"
+    assert text == f"recv(): argument 'src' {problem}; omit it to receive from any rank, or pass dldist.NO_RANK for none", text
+    text = raises(ValueError, world.isend, box, -1)
+    assert text == f"isend(): argument 'dst' {problem}, or dldist.NO_RANK to send nothing", text
+
+
+def line_of_ranks(world):
+    """Shift data along a line: the messages over its ends have no peer, and nothing waits."""
+    before = world.rank - 1 if world.rank else dldist.NO_RANK
+    after = world.rank + 1 if world.rank < world.size - 1 else dldist.NO_RANK
+    box = floats(1, -1.0)
+    work = world.isend(floats(1, world.rank), after)
+    assert world.recv(box, before) == before and box[0] == world.rank - 1
+    work.wait()
+
+
+def default_group_without_a_peer(world):
+    for backend in ("gloo", "fake"):
+        store = dldist.HashStore() if backend == "gloo" else dldist.FakeStore()
+        dldist.init_process_group(backend, store=store, rank=0, world_size=1)
+        try:
+            check_default_group_without_a_peer()
+        finally:
+            dldist.destroy_process_group()
+
+
+def check_default_group_without_a_peer():
+    none, box = dldist.NO_RANK, floats(2, 3.0)
+    part = dldist.new_group([0])
+    for group in (None, part):
+        for keyword in ({"src": none}, {"group_src": none}):
+            assert dldist.recv(box, **keyword, group=group) == none
+            assert dldist.irecv(box, **keyword, group=group).source_rank() == none
+        dldist.send(box, none, group=group)
+        dldist.isend(box, group_dst=none, group=group).wait()
+        messages = [dldist.P2POp(dldist.irecv, box, none, group), dldist.P2POp(dldist.isend, box, group_peer=none, group=group)]
+        assert [work.wait() for work in dldist.batch_isend_irecv(messages)] == [True, True]
+        dldist.send_object_list([1], none, group=group)
+        objects = [5]
+        assert dldist.recv_object_list(objects, none, group=group) == none and objects == [5]
+    assert "must specify" in raises(ValueError, dldist.send, box).lower()
+
+
 # ---- probes
 
 

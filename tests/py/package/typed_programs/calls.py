@@ -103,6 +103,7 @@ def messages(group: dist.Group) -> None:
         assert_type(work.wait(), bool)
     assert_type(dist.probe(1, tag=dist.ANY_TAG), dist.MessageInfo)
     assert_type(dist.iprobe(group=group), dist.MessageInfo | None)
+    assert_type(dist.recv(x, dist.NO_RANK), int)
     assert_type(dist.wait_any([None, *works], timeout=2.0), int)
     assert_type(dist.wait_some(works), list[int])
     assert_type(dist.test_any(works), int | None)
