@@ -31,15 +31,23 @@ typedef struct dd_group_options {
 } dd_group_options;
 
 /* Open a group: meet the other ranks in the store until the deadline. DD_OP_TIMED_OUT names the
- * ranks that have joined (host, pid) and the missing ones. If a rank number is already taken, the
- * process that detects it gets DD_INVALID_ARGUMENT. If the meeting cannot succeed, all joined ranks
- * fail: DD_MISMATCH (another size), DD_PEER_LOST (a joined rank has died), DD_ABORTED (a rank was
- * interrupted or cannot go on). A name may be reused after all ranks have closed or abandoned the
- * old group. A process that joins as two ranks needs two engines: if `engine` already has a rank of
- * the group, another is opened. With size 1 there is no meeting, and store may be NULL. */
+ * ranks that have joined (host, pid) and the missing ones. If the meeting cannot succeed, all joined
+ * ranks fail: DD_MISMATCH (another size, or two processes with one rank), DD_PEER_LOST (a joined
+ * rank has died), DD_ABORTED (a rank was interrupted or cannot go on). A name may be reused after
+ * all ranks have closed or abandoned the old group. A process that joins as two ranks needs two
+ * engines: if `engine` already has a rank of the group, another is opened. With size 1 there is no
+ * meeting, and store may be NULL. */
 dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
                         const dd_group_options *options, dd_group **group, const dd_wait *wait,
                         dd_error *err) DD_MUST_CHECK;
+
+/* Append the address record that ranks with this engine publish in `store` to `endpoint`. */
+dd_status dd_group_make_endpoint(dd_engine *engine, dd_store *store, dd_blob *endpoint,
+                                 dd_error *err) DD_MUST_CHECK;
+/* Set *is_running to true if another process published `endpoint`, and is known to run.
+ * `own_endpoint` must be an address record of this process. Fails only with DD_INTERRUPTED. */
+dd_status dd_group_find_other(dd_bytes endpoint, dd_bytes own_endpoint, bool *is_running, const dd_wait *wait,
+                              dd_error *err) DD_MUST_CHECK;
 
 /* Make a group of some members of `parent`. Collective over these members: no other rank takes
  * part. `ranks` are ranks of the parent, including this one, in the order of the new ranks. If

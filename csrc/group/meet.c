@@ -26,28 +26,41 @@ read_endpoint(dd_bytes bytes, dd_meeting_member *member)
     return true;
 }
 
+/* Find out if the process of `bytes` runs. UNKNOWN for malformed bytes, and for this process. */
 static dd_status
-check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ended, const dd_wait *wait,
-              dd_error *err)
+find_presence(dd_bytes bytes, dd_bytes own_bytes, dd_presence *presence, const dd_wait *wait, dd_error *err)
 {
     dd_endpoint endpoint;
     dd_endpoint own_endpoint;
     dd_addr_list addrs;
-    dd_presence presence = DD_PRESENCE_RUNNING;
-    dd_status status = DD_OK;
-    *has_ended = false;
+    *presence = DD_PRESENCE_UNKNOWN;
     if (dd_endpoint_decode(bytes, &endpoint, &addrs, NULL) != DD_OK ||
-        dd_endpoint_decode(own_bytes, &own_endpoint, NULL, NULL) != DD_OK) {
+        dd_endpoint_decode(own_bytes, &own_endpoint, NULL, NULL) != DD_OK ||
+        memcmp(&endpoint.uid, &own_endpoint.uid, sizeof own_endpoint.uid) == 0) {
         return DD_OK;
     }
-    /* Check the presence of another process; this process is present. */
-    if (memcmp(&endpoint.uid, &own_endpoint.uid, sizeof own_endpoint.uid) != 0) {
-        status = dd_endpoint_check_presence(&endpoint, &addrs, &own_endpoint, &presence, wait, err);
-    }
-    if (status == DD_OK) {
-        *has_ended = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
-        *was_seen = *was_seen || presence == DD_PRESENCE_RUNNING;
-    }
+    return dd_endpoint_check_presence(&endpoint, &addrs, &own_endpoint, presence, wait, err);
+}
+
+static dd_status
+check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ended, const dd_wait *wait,
+              dd_error *err)
+{
+    dd_presence presence;
+    dd_status status = find_presence(bytes, own_bytes, &presence, wait, err);
+    *has_ended =
+        status == DD_OK && (presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen));
+    *was_seen = *was_seen || (status == DD_OK && presence == DD_PRESENCE_RUNNING);
+    return status;
+}
+
+dd_status
+dd_group_find_other(dd_bytes endpoint, dd_bytes own_endpoint, bool *is_running, const dd_wait *wait,
+                    dd_error *err)
+{
+    dd_presence presence;
+    dd_status status = find_presence(endpoint, own_endpoint, &presence, wait, err);
+    *is_running = status == DD_OK && presence == DD_PRESENCE_RUNNING;
     return status;
 }
 
@@ -98,8 +111,8 @@ find_repeated(const dd_bytes *endpoints, int size, bool *is_repeated, dd_error *
     return DD_OK;
 }
 
-static dd_status
-make_endpoint(dd_engine *engine, dd_store *store, dd_blob *endpoint, dd_error *err)
+dd_status
+dd_group_make_endpoint(dd_engine *engine, dd_store *store, dd_blob *endpoint, dd_error *err)
 {
     dd_addr to_store = dd_tcp_store_own_addr(store);
     return dd_engine_endpoint(engine, to_store.len > 0 ? &to_store : NULL, endpoint, err);
@@ -126,7 +139,7 @@ use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, c
         return status;
     }
     dd_blob endpoint = {0};
-    status = make_endpoint(own_engine, store, &endpoint, err);
+    status = dd_group_make_endpoint(own_engine, store, &endpoint, err);
     if (status == DD_OK) {
         status = dd_store_set(store, replacement_key(meeting, met->name, met->rank, key),
                               dd_blob_view(&endpoint), wait, err);
@@ -188,7 +201,7 @@ group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name
     dd_blob endpoint = {0};
     dd_meeting met = {.kind = &group_kind, .store = store, .name = name, .rank = rank, .size = size};
     *meeting = (group_meeting){.engine = dd_engine_acquire(engine)};
-    dd_status status = make_endpoint(engine, store, &endpoint, err);
+    dd_status status = dd_group_make_endpoint(engine, store, &endpoint, err);
     if (status == DD_OK) {
         met.payload = dd_blob_view(&endpoint);
         status = dd_meet(&met, &meeting->end, wait, err);

@@ -129,26 +129,50 @@ cancel_if_dead(const meeting_call *call, dd_bytes published, bool *is_cancelled,
     return status == DD_OK && *is_cancelled ? cancel_meeting(call, NULL, err) : status;
 }
 
-/* Handle another process that has joined as this rank: if it is dead, cancel the meeting. */
+/* Read the payloads of this rank and of a process that it cannot meet. If that process is dead,
+ * cancel its meeting. */
 static dd_status
-check_other_process(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
+read_both(const meeting_call *call, dd_bytes published, const char *label, dd_meeting_member members[2],
+          bool *is_cancelled, dd_error *err)
 {
-    int name = meeting_name_of(call, call->meeting->rank);
+    dd_status status = read_other(call, published, label, &members[0], err);
+    if (status == DD_OK && !meeting_read_member(call, call->own, &members[1])) {
+        status = dd_error_set(err, DD_INTERNAL, "malformed payload of this rank");
+    }
+    return status == DD_OK ? cancel_if_dead(call, published, is_cancelled, err) : status;
+}
+
+/* End the meeting for all its ranks. They blame this rank, and this rank blames the other one. */
+static dd_status
+end_for_both(const meeting_call *call, dd_error *failure, int other_rank, const dd_meeting_member members[2],
+             dd_error *err)
+{
+    dd_error_blame(failure, meeting_name_of(call, call->meeting->rank), members[1].host, members[1].pid);
+    dd_status status = end_meeting(call, failure, err);
+    dd_error_blame(failure, meeting_name_of(call, other_rank), members[0].host, members[0].pid);
+    return status == DD_OK ? raise_failure(call, failure, err) : status;
+}
+
+/* Handle another process that has joined as this rank. If it runs, all ranks receive an error: no
+ * rank can know which of the two processes is the right one. */
+static dd_status
+resolve_taken(const meeting_call *call, dd_bytes taken, bool *is_done, dd_error *err)
+{
+    int rank = call->meeting->rank;
+    int name = meeting_name_of(call, rank);
     char label[32];
-    char title[MEETING_TITLE_MAX];
-    dd_meeting_member member;
+    dd_meeting_member members[2];
     snprintf(label, sizeof label, "rank %d", name);
-    dd_status status = read_other(call, taken, label, &member, err);
-    if (status == DD_OK) {
-        status = cancel_if_dead(call, taken, is_done, err);
+    dd_status status = read_both(call, taken, label, members, is_done, err);
+    if (status != DD_OK || *is_done) {
+        return status;
     }
-    if (status == DD_OK && !*is_done) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT,
-                              "rank %d of %s is taken by %s, pid %lld: expected one process for each rank",
-                              name, meeting_print_title(call, title), member.host, member.pid);
-        dd_error_blame(err, name, member.host, member.pid);
-    }
-    return status;
+    dd_error error;
+    dd_error_set(&error, DD_MISMATCH,
+                 "rank %d was started twice: got (%s, pid %lld) and (%s, pid %lld), expected one process for "
+                 "each rank",
+                 name, members[0].host, members[0].pid, members[1].host, members[1].pid);
+    return end_for_both(call, &error, rank, members, err);
 }
 
 /* Split the value of the key "size": "<size> <rank>", a newline, and what that rank published. */
@@ -172,16 +196,10 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     int size = 0;
     int rank = 0;
     dd_bytes published;
-    dd_meeting_member other_member;
-    dd_meeting_member own_member;
+    dd_meeting_member members[2];
     bool is_valid = split_size(value, &size, &rank, &published);
-    dd_status status = read_other(call, is_valid ? published : (dd_bytes){0}, "the size", &other_member, err);
-    if (status == DD_OK && !meeting_read_member(call, call->own, &own_member)) {
-        status = dd_error_set(err, DD_INTERNAL, "malformed payload of this rank");
-    }
-    if (status == DD_OK) {
-        status = cancel_if_dead(call, published, is_done, err);
-    }
+    dd_status status =
+        read_both(call, is_valid ? published : (dd_bytes){0}, "the size", members, is_done, err);
     if (status != DD_OK || *is_done) {
         return status;
     }
@@ -189,12 +207,9 @@ resolve_sizes(const meeting_call *call, dd_bytes value, bool *is_done, dd_error 
     char second[128];
     dd_error error;
     dd_error_set(&error, DD_MISMATCH, "ranks disagree on the number of ranks: %s has %d, %s has %d",
-                 meeting_print_member(call, rank, &other_member, first), size,
-                 meeting_print_member(call, meeting->rank, &own_member, second), meeting->size);
-    dd_error_blame(&error, meeting_name_of(call, meeting->rank), own_member.host, own_member.pid);
-    status = end_meeting(call, &error, err);
-    dd_error_blame(&error, meeting_name_of(call, rank), other_member.host, other_member.pid);
-    return status == DD_OK ? raise_failure(call, &error, err) : status;
+                 meeting_print_member(call, rank, &members[0], first), size,
+                 meeting_print_member(call, meeting->rank, &members[1], second), meeting->size);
+    return end_for_both(call, &error, rank, members, err);
 }
 
 /* ---- waiting */
@@ -279,7 +294,7 @@ take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool
     case DD_MEET_RESIZED:
         return resolve_sizes(call, dd_blob_view(&reply->value), is_done, err);
     case DD_MEET_TAKEN:
-        return check_other_process(call, dd_blob_view(&reply->value), is_done, err);
+        return resolve_taken(call, dd_blob_view(&reply->value), is_done, err);
     case DD_MEET_AGAIN:
         break;
     }

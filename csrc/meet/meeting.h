@@ -64,9 +64,10 @@ typedef struct dd_meeting_end {
 
 /* Meet the other ranks. DD_OP_TIMED_OUT names the present and the missing ranks. DD_PEER_LOST: a
  * rank has joined and died. DD_ABORTED: a rank has joined and then failed or was interrupted.
- * DD_MISMATCH: the sizes differ. DD_INVALID_ARGUMENT: another process has joined as this rank.
- * DD_INTERRUPTED, or an error of the store. All ranks that have joined receive the first four
- * errors; if a rank fails with another error, the other ranks receive DD_ABORTED. */
+ * DD_MISMATCH: the sizes differ, or two running processes have joined as one rank. A rank whose
+ * process has died may join again. DD_INTERRUPTED, or an error of the store. All ranks that have
+ * joined receive the first four errors; if a rank fails with another error, the other ranks receive
+ * DD_ABORTED. */
 dd_status dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait,
                   dd_error *err) DD_MUST_CHECK;
 void dd_meeting_end_fini(dd_meeting_end *end);

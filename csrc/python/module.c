@@ -294,6 +294,11 @@ static PyMethodDef core_methods[] = {
      "monitor stops, and returns whether it does."},
     {"_monitor_report", py_watch_report, METH_NOARGS,
      "_monitor_report($module, /)\n--\n\nThe last report of the monitor."},
+    {"_process_endpoint", py_engine_make_endpoint, METH_O,
+     "_process_endpoint($module, store, /)\n--\n\nReturns the address record that this process publishes in the store."},
+    {"_is_other_running", py_engine_is_other_running, METH_VARARGS,
+     "_is_other_running($module, endpoint, own_endpoint, /)\n--\n\n"
+     "Returns True if another process has this address record and is known to run."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,
      "_shutdown($module, /)\n--\n\nCloses all groups, at the end of the process."},
     {"_dump_recorder", PY_FAST_METHOD(py_recorder_dump),

@@ -27,6 +27,9 @@ __all__ = ["register_rendezvous_handler", "rendezvous"]
 DEFAULT_TIMEOUT_S = 1800.0
 LINGER_S = 5.0
 _POLL_S = 0.2
+# How long a rank waits for another process with its number to complete a rendezvous, before it
+# decides that the rendezvous lacks ranks.
+_SETUP_S = 1.0
 
 _handlers: dict[str, Callable[..., Iterator[tuple[_core.Store, int, int]]]] = {}
 
@@ -169,12 +172,13 @@ class Meeting:
     waits until each rank that joined has called mark_connected() or close(), or failed.
     """
 
-    __slots__ = ("_generation", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_server", "rank", "store", "world_size")
+    __slots__ = ("_generation", "_is_opener", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_server", "rank", "store", "world_size")
 
-    def __init__(self, raw: _core.Store, endpoint: urls.Endpoint, name: str, generation: int) -> None:
+    def __init__(self, raw: _core.Store, endpoint: urls.Endpoint, name: str, generation: int, is_opener: bool) -> None:
         self._raw: _core.Store | None = raw
         self._prefix = _key_prefix(name)
         self._generation = generation
+        self._is_opener = is_opener
         self._is_server = endpoint.is_server and endpoint.world_size > 1
         self._must_mark_connected = endpoint.is_client
         # If rank 0 serves the store: the text "<pid> <host>" that rank 0 writes at the start.
@@ -200,11 +204,13 @@ class Meeting:
 
     def mark_connected(self) -> None:
         """Record that this rank has connected to the others and no longer needs the store."""
-        if not self._must_mark_connected or self._raw is None:
+        if self._raw is None:
             return
-        self._must_mark_connected = False
+        must_count, self._must_mark_connected = self._must_mark_connected, False
         try:
-            if self._raw.add(self._key("met"), 1) == self.world_size - 1:
+            if self._is_opener:
+                self._raw.set(self._key("connected"), "")
+            elif must_count and self._raw.add(self._key("met"), 1) == self.world_size - 1:
                 self._raw.set(self._key("all met"), "")
         except _core.DistNetworkError:
             pass  # rank 0 has left and no longer waits for ranks
@@ -214,10 +220,11 @@ class Meeting:
         if self._raw is None:
             return
         try:
-            self.mark_connected()
+            if self._must_mark_connected:
+                self.mark_connected()
             if self._is_server:
                 self._linger(self._raw, linger)
-            if self.rank == 0:
+            if self._is_opener:
                 self._raw.add(f"{self._prefix}/count", 1)
         except _core.DistError:
             pass  # late or lost ranks report their own errors
@@ -254,7 +261,7 @@ class Meeting:
         # Rank 0 still runs, so the failure has another cause, such as a port of this rank.
         if not may_be_lost or self._server is None or not self._is_server_lost():
             return error
-        pid, _, host = self._server.decode(errors="replace").partition(" ")
+        pid, host = _pid_and_host(self._server)
         lost = _core.DistPeerLostError(f"lost rank 0 ({host}, pid {pid}), which served the store: {error}")
         lost.code, lost.rank, lost.host, lost.pid = "PEER_LOST", 0, host, int(pid) if pid.isdecimal() else None
         return lost
@@ -292,7 +299,7 @@ class Meeting:
         for rank in range(1, self.world_size):
             if time.monotonic() > deadline:
                 break
-            count += raw.try_get(_rank_key(self._prefix, rank)) == b"%d" % self._generation
+            count += _last_generation(raw.try_get(_rank_key(self._prefix, rank))) == self._generation
         return count
 
 
@@ -321,10 +328,10 @@ def meet(
     while True:
         try:
             raw = endpoint.connect(_remaining_s(deadline), False)
-            generation = _join(raw, endpoint, name, deadline)
+            generation, is_opener = _join(raw, endpoint, name, deadline)
             if store is None:
                 raw.set_timeout(timeout)
-            return Meeting(raw, endpoint, name, generation)
+            return Meeting(raw, endpoint, name, generation, is_opener)
         except _core.DistNetworkTimeoutError as error:
             if not endpoint.is_client:
                 raise
@@ -366,23 +373,72 @@ def _rank_key(prefix: str, rank: int) -> str:
     return f"{prefix}/rank/{rank}"
 
 
-def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: float) -> int:
-    """Return the number of this rendezvous in this store. Rank 0 increments the number when it
-    starts a rendezvous and when it leaves, so an odd number is an open rendezvous. No rank joins
-    the same rendezvous twice."""
+def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: float) -> tuple[int, bool]:
+    """Return the number of this rendezvous in this store, and if this process has opened it.
+
+    Rank 0 increments the number when it opens a rendezvous and when it leaves, so an odd number is
+    an open rendezvous. No process joins the same rendezvous twice. A second process with the same
+    rank joins it as well, if it is not complete: creating the group then fails on all ranks, with an
+    error that names both processes.
+    """
     prefix = _key_prefix(name)
+    count = f"{prefix}/count"
+    own = _core._process_endpoint(store) if endpoint.world_size > 1 else b""
+    record = f"{os.getpid()} {os.uname().nodename}\n".encode() + own
     if endpoint.rank == 0:
-        generation = store.add(f"{prefix}/count", 1)
-        if generation % 2 == 0:  # odd if the previous rank 0 never left
-            generation = store.add(f"{prefix}/count", 1)
-        store.set(f"{prefix}/{generation}", f"{os.getpid()} {os.uname().nodename}")
-        return generation
+        while True:
+            generation = store.add(count, 0)
+            key = f"{prefix}/{generation}"
+            # odd if the previous rank 0 still runs, or was lost
+            if generation % 2 == 1 and _is_started_twice(store, endpoint, key, store.try_get(key) or b"", own):
+                return generation, False
+            step = 1 + generation % 2
+            generation += step
+            if store.add(count, step) == generation:
+                break
+            store.add(count, -step)  # another process was faster
+        store.set(f"{prefix}/{generation}", record)
+        return generation, True
     key = _rank_key(prefix, endpoint.rank)
-    previous = store.add(key, 0)
-    while (generation := store.add(f"{prefix}/count", 0)) <= previous or generation % 2 == 0:
+    before = store.try_get(key) or b"0"
+    previous = _last_generation(before)
+    while (generation := store.add(count, 0)) <= previous or generation % 2 == 0:
+        if generation == previous and _is_started_twice(store, endpoint, f"{prefix}/{generation}", before, own):
+            return generation, False
         _await_rank_0(store, endpoint, name, generation + 1 + generation % 2, deadline)
-    store.set(key, str(generation))
-    return generation
+    store.set(key, b"%d " % generation + record)
+    return generation, False
+
+
+def _last_generation(rank_record: bytes | None) -> int:
+    return int(rank_record.partition(b" ")[0]) if rank_record else 0
+
+
+def _pid_and_host(record: bytes) -> tuple[str, str]:
+    pid, _, host = record.partition(b"\n")[0].decode(errors="replace").partition(" ")
+    return pid, host
+
+
+def _is_started_twice(store: _core.Store, endpoint: urls.Endpoint, key: str, record: bytes, own: bytes) -> bool:
+    """Return True if another running process is this rank of a rendezvous that is not complete.
+
+    Raises:
+        DistArgumentError: The rendezvous is complete, and its rank 0 still serves the store.
+    """
+    _, _, other = record.partition(b"\n")
+    if not _core._is_other_running(other, own):
+        return False
+    try:
+        store.wait([f"{key}/connected"], _SETUP_S)
+    except _core.DistStoreTimeoutError:
+        return True
+    if endpoint.is_client:
+        pid, host = _pid_and_host(record.partition(b" ")[2])
+        raise _core.DistArgumentError(
+            f"rank {endpoint.rank} of {endpoint.world_size} was started twice: got ({host}, pid {pid}), whose group exists, and "
+            f"pid {os.getpid()}, expected one process for each rank"
+        )
+    return False
 
 
 def _await_rank_0(store: _core.Store, endpoint: urls.Endpoint, name: str, generation: int, deadline: float) -> None:

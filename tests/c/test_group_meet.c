@@ -332,29 +332,36 @@ await_first(team_rank *self, int generation)
     CHECK_OK(dd_store_wait(self->store, &key, 1, &wait, check_err()));
 }
 
+/* Rank 1 joins as rank 0 too. */
 static void
-taken_first(team_rank *self)
+join_as_rank_0(team_rank *self)
 {
     dd_group *group = NULL;
-    int64_t plenty_ns = 10 * DD_NS_PER_S * check_slow();
-    if (self->rank == 0) {
-        CHECK_OK(open_named(self, "w", 0, 2, plenty_ns, &group));
-    } else {
+    int64_t plenty_ns = 60 * DD_NS_PER_S * check_slow();
+    if (self->rank == 1) {
         await_first(self, 0);
-        CHECK_STATUS(open_named(self, "w", 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
-        CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken by ");
-        CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* succeeds in spite of that */
     }
-    if (group != NULL) {
+    dd_error error;
+    dd_group_options options = team_group_options("w");
+    dd_wait wait = dd_wait_after(plenty_ns);
+    CHECK_STATUS(dd_group_open(self->engine, self->store, 0, 2, &options, &group, &wait, &error),
+                 DD_MISMATCH);
+    CHECK_CONTAINS(error.message, "group \"w\" (rank 0 of 2): rank 0 was started twice: got (");
+    CHECK_CONTAINS(error.message, "), expected one process for each rank");
+    CHECK_INT(error.blamed.rank, 0);
+    CHECK(dd_wait_elapsed_s(&wait) < 20 * check_slow());
+    team_rendezvous(self, "refused");
+    /* The name can be used again. */
+    if (CHECK_OK(open_named(self, "w", self->rank, 2, plenty_ns, &group))) {
         team_check_sum(group);
     }
     close_group(group);
 }
 
-TEST(a_taken_rank_is_refused_and_the_group_still_forms)
+TEST(a_rank_that_joins_twice_is_reported_to_all_ranks)
 {
     team_options options = {.size = 2};
-    team_run_apart(&options, taken_first, NULL);
+    team_run_apart(&options, join_as_rank_0, NULL);
 }
 
 static void

@@ -5,9 +5,12 @@
 #include "python/base/error.h"
 #include "python/base/settings.h"
 #include "python/group/group.h"
+#include "python/store/store.h"
+#include "store/tcp_store.h"
 
 #define RING_NBYTES ((size_t)1 << 20)
 #define HANDSHAKE_TIMEOUT_NS (30 * DD_NS_PER_S)
+#define PRESENCE_NS DD_NS_PER_S /* timeout of the check whether another process runs */
 /* The longest time that interpreter exit waits for unfinished operations of all groups together. */
 #define EXIT_NS (DD_NS_PER_S / 2)
 
@@ -124,6 +127,41 @@ py_engine_read_selection(py_state *state, dd_selection *selection)
     }
     Py_XDECREF(text);
     return status == DD_OK;
+}
+
+PyObject *
+py_engine_make_endpoint(PyObject *module, PyObject *store_object)
+{
+    py_state *state = PyModule_GetState(module);
+    PyObject *bytes = NULL;
+    dd_store *store;
+    dd_blob endpoint = {0};
+    if (!py_store_acquire_if_any(state, store_object, "_process_endpoint", "store", &store)) {
+        return NULL;
+    }
+    dd_engine *engine = py_engine_get(state, dd_tcp_store_secret(store));
+    if (engine != NULL && PY_GROUP_TRY(state, dd_group_make_endpoint, engine, store, &endpoint)) {
+        bytes = PyBytes_FromStringAndSize((const char *)endpoint.data, (Py_ssize_t)endpoint.len);
+    }
+    dd_blob_fini(&endpoint);
+    py_store_drop(store);
+    return bytes;
+}
+
+PyObject *
+py_engine_is_other_running(PyObject *module, PyObject *args)
+{
+    py_state *state = PyModule_GetState(module);
+    dd_bytes endpoint;
+    dd_bytes own_endpoint;
+    bool is_running;
+    const py_params params = PY_PARAMS("_is_other_running", 2, 2, {"endpoint", PY_BYTES, &endpoint},
+                                       {"own_endpoint", PY_BYTES, &own_endpoint});
+    if (!py_params_read_tuple(&params, state, args, NULL) ||
+        !PY_GROUP_CALL(state, PRESENCE_NS, dd_group_find_other, endpoint, own_endpoint, &is_running)) {
+        return NULL;
+    }
+    return PyBool_FromLong(is_running);
 }
 
 PyObject *

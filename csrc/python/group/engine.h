@@ -13,6 +13,11 @@ dd_engine *py_engine_get(py_state *state, dd_bytes secret);
 /* Read DLDIST_ALGORITHM, the environment variable that selects algorithms. */
 bool py_engine_read_selection(py_state *state, dd_selection *selection);
 
+/* _core._process_endpoint(store) and _core._is_other_running(endpoint, own_endpoint), which find out if two
+ * processes were started as one rank. */
+PyObject *py_engine_make_endpoint(PyObject *module, PyObject *store);
+PyObject *py_engine_is_other_running(PyObject *module, PyObject *args);
+
 /* _core._shutdown(): close all groups with a short deadline when the interpreter exits. */
 PyObject *py_engine_shut_down(PyObject *module, PyObject *unused);
 

@@ -541,6 +541,44 @@ def test_missing_rank_is_named(procs, port):
         assert seconds < 10
 
 
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize(("scheme", "second"), [("tcp", 1), ("file", 1), ("file", 0)])
+def test_rank_that_is_started_twice_is_reported_to_all_ranks(procs, port, tmp_path, scheme, second):
+    path = str(tmp_path / "meeting")
+    url = f"tcp://{LOOPBACK}:{port}" if scheme == "tcp" else f"file://{path}"
+    children = [procs.start(rendezvous_workers.time_out_without_peers, url, rank, 3, 50) for rank in (0, 1, second)]
+    for child in children:
+        assert child.recv() == "begin"
+    for child in children[:2]:
+        child.send("go")
+    store = dldist.TCPStore(LOOPBACK, port, timeout=20) if scheme == "tcp" else dldist.FileStore(path, 3, timeout=20)
+    store.wait(["dldist/open/default_pg/1", "dldist/open/default_pg/rank/1"])
+    children[2].send("go")
+    first, again = children[second], children[2]
+    for kind, text, seconds in [child.result() for child in children]:
+        assert kind == "DistMismatchError"
+        assert f"rank {second} was started twice: got (" in text
+        assert f"pid {first.pid})" in text and f"pid {again.pid}), expected one process for each rank" in text
+        assert seconds < under_load(10)
+
+
+@pytest.mark.deadline(60)
+def test_rank_that_is_started_again_while_its_group_exists_receives_an_error(procs, port):
+    url = f"tcp://{LOOPBACK}:{port}"
+    members = [procs.start(rendezvous_workers.hold_group, url, rank, 2) for rank in range(2)]
+    pids = [child.recv() for child in members]
+    late = procs.start(rendezvous_workers.time_out_without_peers, url, 1, 2, 50)
+    assert late.recv() == "begin"
+    late.send("go")
+    kind, text, seconds = late.result()
+    assert kind == "DistArgumentError"
+    assert text.startswith("rank 1 of 2 was started twice: got (") and f", pid {pids[1]}), whose group exists" in text
+    assert seconds < under_load(10)
+    for child in members:
+        child.send("end")
+        child.result()
+
+
 def test_missing_rank_0_is_named(port):
     with pytest.raises(dldist.DistNetworkTimeoutError) as caught:
         meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=0.3)

@@ -41,23 +41,22 @@ def start(procs, rank, has_shm):
     return procs.start(host_workers.start, "run_sample_of_cases", rank, SIZE, ADDRESS, (), options, env=env, prefix=prefix)
 
 
-@pytest.mark.deadline(60)
-@pytest.mark.parametrize("has_shm", [True, False], ids=["shared memory", "TCP"])
-def test_ranks_are_neither_taken_for_dead_nor_confused(procs, has_shm):
-    ranks = [start(procs, rank, has_shm) for rank in range(SIZE)]
-    claimant = start(procs, 1, has_shm)
+def publish_two_ranks(ranks):
+    """Let ranks 0 and 1 join, and check for more than a second that each finds the other alive."""
     port = ranks[0].recv()
     for child in ranks[:2]:
         child.send(port)
     store = dldist.TCPStore(ADDRESS, port, timeout=20)
     store.wait([f"dldist/default/0/rank/{rank}" for rank in range(2)])
-    # both check during this that the other is alive; the claimant checks the one that it finds
     time.sleep(1.2)
-    claimant.send(port)
-    with pytest.raises(procs_module.ChildFailed) as failure:
-        claimant.result()
-    assert re.search('rank 1 of group "default" is taken by .*, pid 102\\b', str(failure.value)), failure.value
-    ranks[2].send(port)
+    return port
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("has_shm", [True, False], ids=["shared memory", "TCP"])
+def test_ranks_are_neither_taken_for_dead_nor_confused(procs, has_shm):
+    ranks = [start(procs, rank, has_shm) for rank in range(SIZE)]
+    ranks[2].send(publish_two_ranks(ranks))
     transport = "shared memory" if has_shm else "TCP"
     for rank, child in enumerate(ranks):
         pid, members = child.result()
@@ -65,3 +64,14 @@ def test_ranks_are_neither_taken_for_dead_nor_confused(procs, has_shm):
         assert [(number, way) for _, number, way in members] == [
             (NUMBERS_USED[other] + 2, "self" if other == rank else transport) for other in range(SIZE)
         ]
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("has_shm", [True, False], ids=["shared memory", "TCP"])
+def test_rank_started_twice_is_detected_across_pid_namespaces(procs, has_shm):
+    ranks = [start(procs, rank, has_shm) for rank in (0, 1, 1)]
+    ranks[2].send(publish_two_ranks(ranks))
+    for child in ranks:
+        with pytest.raises(procs_module.ChildFailed) as failure:
+            child.result()
+        assert re.search(r"rank 1 was started twice: got \(.*, pid 102\) and \(.*, pid 102\)", str(failure.value)), failure.value

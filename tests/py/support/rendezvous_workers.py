@@ -71,6 +71,16 @@ def time_out_without_peers(channel, init_method, rank, world_size, timeout):
     return None
 
 
+def hold_group(channel, init_method, rank, world_size):
+    """Create the group of all ranks, and keep it until the parent's message."""
+    meeting = rendezvous.meet(init_method, rank, world_size, timeout=TIMEOUT_S)
+    with meeting, dldist.Group(meeting.store, rank, world_size, timeout=TIMEOUT_S):
+        meeting.mark_connected()
+        channel.send(os.getpid())
+        channel.recv()
+    meeting.close()
+
+
 def store_by_url(channel, url):
     """Meet through c10d's rendezvous handlers."""
     store, rank, world_size = next(rendezvous.rendezvous(url, timeout=TIMEOUT_S))
