@@ -9,6 +9,7 @@ error. A failure writes the input to <parser>-failure.bin and prints the seed.
 """
 
 import argparse
+import enum
 import io
 import json
 import pathlib
@@ -18,9 +19,15 @@ import struct
 import sys
 import tempfile
 import time
+import uuid
 import warnings
-from collections import OrderedDict
-from datetime import timedelta
+from collections import OrderedDict, namedtuple
+from datetime import date, datetime, timedelta, timezone
+from datetime import time as clock_time
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
+from zoneinfo import ZoneInfo
 
 import dldist
 import numpy as np
@@ -34,12 +41,19 @@ from mutate import mutated
 SAFE = codec.find("safe")
 PLACED_BYTES = 1 << 20  # buffers beyond this announced size are not allocated
 
+Color = enum.Enum("Color", "RED GREEN", module=__name__)
+Point = namedtuple("Point", "x y")  # noqa: PYI024
+dldist.allow_classes(Color, Point)
+
 OBJECTS = [
     None,
     [True, False, -1, 2**63, -(2**70), 1.5, 2j, "text \udcff \U0001f511", b"bytes", bytearray(b"more")],
     {"key": (1, [2, {3: {4}}]), "frozen": frozenset([1]), (1, "b"): OrderedDict(a=timedelta(1, 2, 3))},
     [[[[[[[[]]]]]]]],
     [np.arange(6, dtype="int32").reshape(2, 3), np.float64(2.5), np.zeros((0, 3), "uint8"), np.ones((2, 2), "bool")],
+    [date(2024, 2, 29), clock_time(1, 2, fold=1), datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC")), timezone(timedelta(hours=1), "x")],
+    [Decimal("-1.5e99"), Fraction(1, 3), PurePosixPath("a/b"), uuid.UUID(int=5), range(1, 9, 2), Point(Color.RED, Point(1, [2]))],
+    [np.array(["ab", "c"]), np.zeros(2, "S3"), np.zeros(2, "M8[25s]"), np.str_("x")],
     np.zeros(codec.IN_BAND_BYTES, "uint8"),
 ]
 BYTEARRAY = pickle.BYTEARRAY8 + struct.pack("<Q", 2**31)  # far too much

@@ -54,6 +54,7 @@ PACKAGE = {
     "dldist._api.p2p": "iprobe probe",
     "dldist._base.probes": "ANY_TAG MessageInfo NO_RANK",
     "dldist._api.shared_arrays": "empty",
+    "dldist._objects.kinds": "allow_classes",
     "dldist._api.waiting": "test_any wait_all wait_any wait_some",
     "dldist.device_mesh": "DeviceMesh init_device_mesh",
     "dldist._launch.spawn": "ProcessException ProcessExitedException ProcessRaisedException spawn",

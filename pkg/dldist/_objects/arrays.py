@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from math import prod
 from pickle import PickleBuffer
@@ -32,6 +33,8 @@ _DTYPES: dict[str, tuple[int, Any]] = {
     "complex64": (8, None),
     "complex128": (16, None),
 }
+# NumPy's strings and dates, which other libraries do not have: the kind, bytes per element, unit.
+_MOVED_DTYPE = re.compile(r"(<U|\|S)([1-9]\d{0,8})|(<[mM]8)(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MAX_DIMS = 64
 
@@ -55,7 +58,10 @@ def describe(obj: Any) -> Array | None:
     if numpy is not None and kind is numpy.ndarray:
         return _describe_numpy(obj, NUMPY)
     if numpy is not None and isinstance(obj, numpy.generic):
-        return _describe_numpy(numpy.asarray(obj), NUMPY_SCALAR)
+        array = numpy.asarray(obj)
+        if array.dtype.kind in "US" and array[()] != obj:
+            raise TypeError("is a NumPy string that ends with a null character, which NumPy's arrays do not keep; pass a str or bytes")
+        return _describe_numpy(array, NUMPY_SCALAR)
     if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
         return _describe_torch(obj)
     if _is_derived(obj, numpy, torch):
@@ -77,11 +83,25 @@ def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
 
 def _describe_numpy(array: Any, library: bytes) -> Array:
     dtype = array.dtype
-    if dtype.name not in _DTYPES or not dtype.isnative:
-        raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take")
+    name = dtype.str if dtype.kind in "USmM" else dtype.name
+    if not dtype.isnative or not _itemsize(name):
+        solution = "convert it to a list or another dtype, or pass serializer='pickle'"
+        if not dtype.isnative and _itemsize(dtype.newbyteorder("=").name):
+            solution = f"pass x.astype({dtype.name!r})"
+        raise TypeError(f"is an array of dtype {dtype.str!r} ({dtype.name}), which serializer='safe' does not take; {solution}")
     packed = array if array.flags.c_contiguous else array.copy(order="C")
     # View as bytes, because NumPy does not export the dtypes of ml_dtypes.
-    return Array(library, dtype.name, array.shape, PickleBuffer(packed.reshape(-1).view("uint8")).raw())
+    return Array(library, name, array.shape, PickleBuffer(packed.reshape(-1).view("uint8")).raw())
+
+
+def _itemsize(name: str) -> int:
+    """Return the bytes of an element of a dtype, or 0 if it is unsupported."""
+    if name in _DTYPES:
+        return _DTYPES[name][0]
+    found = _MOVED_DTYPE.fullmatch(name)
+    if found is None:
+        return 0
+    return 8 if found[3] else int(found[2]) * (4 if found[1] == "<U" else 1)
 
 
 def _describe_torch(tensor: Any) -> Array:
@@ -124,9 +144,9 @@ def count_bytes(library: bytes, dtype: str, shape: tuple[int, ...]) -> int:
     """Return the size in bytes of an array that a peer describes. ValueError if impossible."""
     if library not in (NUMPY, NUMPY_SCALAR, TORCH, OTHER):
         raise ValueError(f"unknown array library: got {library!r}")
-    if dtype not in _DTYPES or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
+    if not _itemsize(dtype) or len(shape) > _MAX_DIMS or (shape and library == NUMPY_SCALAR):
         raise ValueError(f"invalid array: got dtype {dtype!r} and {len(shape)} dimensions")
-    return prod(shape) * _DTYPES[dtype][0]
+    return prod(shape) * _itemsize(dtype)
 
 
 def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) -> Any:
@@ -140,10 +160,12 @@ def make(library: bytes, dtype: str, shape: tuple[int, ...], raw: memoryview) ->
         import numpy
 
         array = numpy.ndarray(shape, numpy_dtype, raw)
+        if numpy_dtype.kind == "U" and array.size and numpy.frombuffer(raw, "<u4").max() > sys.maxunicode:
+            raise ValueError("an array of strings has an invalid character")
         return array[()] if library == NUMPY_SCALAR else array
     if hasattr(torch, dtype):
         return _make_torch(torch, dtype, shape, raw)
-    _, format_code = _DTYPES[dtype]
+    _, format_code = _DTYPES.get(dtype, (0, None))
     if format_code is None:
         raise _core.DistError(f"received an array of {dtype}: no library for it; install NumPy (with ml_dtypes) or torch")
     flat = raw.cast(format_code)

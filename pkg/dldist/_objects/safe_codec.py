@@ -1,4 +1,4 @@
-"""The serializer "safe": plain values and arrays, in a format that cannot express anything else.
+"""The serializer "safe": plain values, arrays, and objects of the kinds that the receiver has.
 
 docs/objects.md describes the format. Imported when first used.
 """
@@ -15,7 +15,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from dldist._core import DistError
-from dldist._objects import arrays, codec
+from dldist._objects import arrays, codec, kinds
 
 name = "safe"
 number = 1
@@ -62,8 +62,8 @@ def read(head: memoryview, buffers: list[memoryview]) -> Any:
         obj = reader.read()
     except DistError:
         raise
-    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
-        # Causes are invalid UTF-8, an unhashable key, or a shape that the library rejects.
+    except Exception as error:
+        # Causes are invalid UTF-8, an unhashable key, or parts that a library rejects.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
     reader.check_end()
     return obj
@@ -88,6 +88,8 @@ class _Writer:
         method = _WRITERS.get(type(obj))
         if method is not None:
             method(self, obj)
+        elif (kind := kinds.find(type(obj))) is not None:
+            self._parts(obj, kind)
         else:
             self._array(obj)
 
@@ -106,8 +108,11 @@ class _Writer:
         self._put(tag + layout.pack(*numbers_of(value)))
 
     def _str(self, value: str) -> None:
+        self._text(b"s", value)
+
+    def _text(self, tag: bytes, value: str) -> None:
         data = value.encode("utf-8", "surrogatepass")
-        self._put(b"s" + _COUNT.pack(len(data)))
+        self._put(tag + _COUNT.pack(len(data)))
         self._put(data)
 
     def _bytes(self, value: bytes | bytearray) -> None:
@@ -128,15 +133,27 @@ class _Writer:
             raise _Refused(ValueError, f"is nested too deeply for serializer='safe': expected at most {MAX_DEPTH} containers around it (a cycle?)")
 
     def _sequence(self, items: Any) -> None:
+        self._put(_SEQUENCES[type(items)])
+        self._items(items, lambda index: f"[{index}]" if type(items) in (list, tuple) else "{...}")
+
+    def _parts(self, obj: Any, kind: kinds.Kind) -> None:
+        try:
+            parts = kind.checked(kind.split(obj))
+        except (ValueError, AttributeError) as error:
+            raise _Refused(ValueError, f"cannot be sent with serializer='safe': {error}") from error
+        self._text(b"v", kind.name)
+        self._items(parts, lambda index: kind.labels[index])
+
+    def _items(self, items: Any, label_of: Callable[[int], str]) -> None:
         self._enter()
-        self._put(_SEQUENCES[type(items)] + _COUNT.pack(len(items)))
+        self._put(_COUNT.pack(len(items)))
         index = 0
         try:
             for item in items:
                 self.write(item)
                 index += 1
         except _Refused as refused:
-            refused.path.append(f"[{index}]" if type(items) in (list, tuple) else "{...}")
+            refused.path.append(label_of(index))
             raise
         self._depth -= 1
 
@@ -162,9 +179,10 @@ class _Writer:
             raise _Refused(type(error), str(error)) from error
         if array is None:
             kind = type(obj)
+            allow = f"call dldist.allow_classes({kind.__qualname__}) on all ranks; or " if kinds.is_allowable(kind) else ""
             raise _Refused(
                 TypeError,
-                f"has an unsupported type for serializer='safe': got {kind.__module__}.{kind.__qualname__}; serializer='pickle' "
+                f"has an unsupported type for serializer='safe': got {kind.__module__}.{kind.__qualname__}; {allow}serializer='pickle' "
                 "accepts any object that can be pickled, but its sender can then run code on the receiver",
             )
         name = array.dtype.encode()
@@ -270,6 +288,10 @@ class _Reader:
             yield self.read() if min_item_bytes == 1 else (self.read(), self.read())
         self._depth -= 1
 
+    def _value(self) -> Any:
+        kind = kinds.named(self._str())
+        return kind.make(*kind.checked(tuple(self._items(1))))
+
     def _array(self) -> Any:
         library = bytes(self._take(1))
         dtype = str(self._take(self._byte()), "ascii")
@@ -290,6 +312,7 @@ _READERS: dict[bytes, Callable[[_Reader], Any]] = {
     b"I": _Reader._large_int,
     b"s": _Reader._str,
     b"a": _Reader._array,
+    b"v": _Reader._value,
     **{tag: partial(_Reader._read_numbers, kind=kind, layout=layout) for kind, (tag, layout, _) in _NUMBERS.items()},
     **{tag: partial(_Reader._read_bytes, kind=kind) for kind, tag in _BYTES.items()},
     **{tag: partial(_Reader._read_items, kind=kind, min_item_bytes=1) for kind, tag in _SEQUENCES.items()},

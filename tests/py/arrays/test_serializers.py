@@ -3,6 +3,8 @@
 import array
 import collections
 import ctypes
+import dataclasses
+import enum
 import importlib.util
 import io
 import math
@@ -11,11 +13,16 @@ import struct
 import sys
 import threading
 import tracemalloc
-from datetime import timedelta
+import uuid
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from zoneinfo import ZoneInfo
 
 import dldist
 import pytest
-from dldist._objects import codec, frames
+from dldist._objects import codec, frames, kinds
 from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing
 from dldist._objects.safe_codec import MAX_DEPTH
 
@@ -93,6 +100,143 @@ def test_plain_objects_round_trip(serializer, obj):
     assert type(back) is type(obj)
     if isinstance(obj, dict):
         assert list(back) == list(obj)
+
+
+class Color(enum.Enum):
+    RED = 1
+    GREEN = "g"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    lr: float
+    origin: object = None
+
+
+@dataclasses.dataclass
+class Counted:
+    count: int
+    twice: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.twice = 2 * self.count
+
+
+class Open(enum.Enum):
+    """A class that is not allowed."""
+
+    DOOR = 1
+
+
+dldist.allow_classes(Color, Access, Level, Point, Config, Counted)
+
+VALUES = {
+    "date": date(2024, 2, 29),
+    "last date": date.max,
+    "time": time(23, 59, 58, 7),
+    "second time of an hour": time(1, 30, fold=1),
+    "datetime": datetime(1, 2, 3, 4, 5, 6, 7),
+    "utc": UTC,
+    "datetime of a zone": datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
+    "datetime of a fixed offset": datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=-3, seconds=1))),
+    "named offset": timezone(timedelta(hours=1), "work"),
+    "negative zero": Decimal("-0.00"),
+    "large exponent": Decimal("1.5e999999"),
+    "not a number": Decimal("NaN12"),
+    "fraction": Fraction(-3, 7),
+    "path": Path("/a/../b"),
+    "empty path": Path(),
+    "pure path": PurePosixPath("a/\udcff"),
+    "path of Windows": PureWindowsPath("C:/a"),
+    "uuid": uuid.UUID(int=1 << 100),
+    "range": range(5, -(1 << 70), -3),
+    "enum": Color.GREEN,
+    "flags": Access.READ | Access.WRITE,
+    "no flag": Access(0),
+    "int enum": Level.LOW,
+    "named tuple": Point(1, [2]),
+    "dataclass": Config(0.5, Point(Color.RED, {"a": Config(1.0)})),
+}
+
+
+@both
+@pytest.mark.parametrize("obj", VALUES.values(), ids=VALUES)
+def test_values_of_standard_types_and_allowed_classes_round_trip(serializer, obj):
+    back = round_trip(serializer, [obj])[0]
+    assert type(back) is type(obj) and repr(back) == repr(obj)
+    assert back == obj or back != back
+    if isinstance(obj, (time, datetime)):
+        assert back.fold == obj.fold and back.tzinfo == obj.tzinfo
+
+
+def test_dataclass_is_copied_without_running_its_code():
+    obj = Counted(3)
+    obj.twice = 7
+    back = round_trip(SAFE, obj)
+    assert back == obj and vars(back) == {"count": 3, "twice": 7}
+    obj.extra = 1
+    with pytest.raises(ValueError, match="obj cannot be sent .* not a field of test_serializers.Counted: got 'extra', expected count, twice"):
+        round_trip(SAFE, obj)
+    del obj.extra, obj.twice
+    with pytest.raises(ValueError, match="obj cannot be sent .* no attribute 'twice'"):
+        round_trip(SAFE, obj)
+
+
+def test_receiver_decides_which_classes_are_made(monkeypatch):
+    head, buffers = encode(SAFE, [Point(1, 2), Color.RED])
+    monkeypatch.setattr(kinds, "_by_name", {})
+    with pytest.raises(dldist.DistError, match=r"object of class test_serializers.Point: not allowed here; call dldist.allow_classes\(\)"):
+        decode(SAFE, head, buffers)
+    dldist.allow_classes(Color, collections.namedtuple("Point", "y x", module=__name__))  # noqa: PYI024
+    with pytest.raises(dldist.DistError, match=r"other fields here: got test_serializers.Point\(x,y\), expected test_serializers.Point\(y,x\)"):
+        decode(SAFE, head, buffers)
+    monkeypatch.setattr(kinds, "_by_type", dict(kinds._by_type))
+    dldist.allow_classes(Point)
+    assert decode(SAFE, head, buffers) == [Point(1, 2), Color.RED]
+
+
+def test_senders_cannot_name_modules():
+    for name in ("os.system", "builtins.eval", "datetime", "test_serializers.Open", "subprocess.Popen(args)", ""):
+        head = b"v" + struct.pack("<Q", len(name)) + name.encode() + struct.pack("<Q", 1) + b"s" + bytes(8)
+        assert read_hostile(head, [])
+
+
+def test_allowed_classes_are_checked():
+    for wrong in (int, 5, Thing, enum.Enum):
+        with pytest.raises(TypeError, match=r"allow_classes\(\): argument 'classes\[1\]' has a wrong type: got .*expected an enum, a"):
+            dldist.allow_classes(Color, wrong)
+
+
+@need("numpy")
+@both
+def test_numpy_strings_and_dates_round_trip(serializer):
+    numpy = pytest.importorskip("numpy")
+    for x in [
+        numpy.array([["abc", ""], ["\U0001f511", "d"]]),
+        numpy.array([b"a", b"bc"]),
+        numpy.zeros((0, 3), "U5"),
+        numpy.full(LARGE, "text"),
+        numpy.array(["2024-02-29", "NaT"], "datetime64[D]"),
+        numpy.arange(6).reshape(2, 3).astype("timedelta64[25s]")[:, ::2],
+    ]:
+        back = round_trip(serializer, [x])[0]
+        assert type(back) is type(x) and back.dtype == x.dtype and back.shape == x.shape and back.flags.writeable
+        assert back.tolist() == x.tolist()
+    for x in [numpy.str_("ab"), numpy.str_(""), numpy.bytes_(b"x"), numpy.datetime64("2024", "Y"), numpy.timedelta64(3), numpy.timedelta64(3, "ns")]:
+        back = round_trip(serializer, [x])[0]
+        assert type(back) is type(x) and back == x and repr(back) == repr(x)
 
 
 @both
@@ -265,6 +409,13 @@ class Unspeakable(Exception):
         raise self
 
 
+class Zone(type(UTC).__base__):
+    """A time zone of the program."""
+
+
+ZONE = b"TZif" + bytes(16) + struct.pack(">6I", 0, 0, 0, 0, 1, 4) + bytes(6) + b"UTC\0"
+
+
 def test_error_names_the_type_and_the_place():
     point = collections.namedtuple("point", "x")  # noqa: PYI024
     for obj, where, name in [
@@ -277,13 +428,26 @@ def test_error_names_the_type_and_the_place():
         ({"k" * 100: Thing}, f"obj['{'k' * 36}...]", "builtins.type"),
         (point(1), "obj", "test_serializers.point"),
         (collections.defaultdict(list), "obj", "collections.defaultdict"),
-        (range(3), "obj", "builtins.range"),
+        (slice(3), "obj", "builtins.slice"),
         (Bytes(b"x"), "obj", "test_serializers.Bytes"),
         (Array("i", [1]), "obj", "test_serializers.Array"),
     ]:
         with pytest.raises(TypeError) as caught:
             round_trip(SAFE, obj)
         assert str(caught.value).startswith(f"{where} has an unsupported type for serializer='safe': got {name};"), caught.value
+        is_allowable = isinstance(obj, point)
+        assert ("call dldist.allow_classes(point) on all ranks; or serializer='pickle'" in str(caught.value)) == is_allowable
+    for obj, where in [
+        ({"now": datetime(2024, 1, 1, tzinfo=Zone())}, "obj['now'].tzinfo has an unsupported type"),
+        ([Config(1.0, Point(0, Open.DOOR))], "obj[0].origin.y has an unsupported type for serializer='safe': got test_serializers.Open; call"),
+    ]:
+        with pytest.raises(TypeError) as caught:
+            round_trip(SAFE, obj)
+        assert str(caught.value).startswith(where), caught.value
+    with pytest.raises(ValueError, match=r"^obj\[0\] cannot be sent with serializer='safe': is a Fraction of too large numbers"):
+        round_trip(SAFE, [Fraction(1, 1 << 70_000)])
+    with pytest.raises(ValueError, match=r"^obj cannot be sent with serializer='safe': invalid parts of ZoneInfo: got NoneType"):
+        round_trip(SAFE, ZoneInfo.from_file(io.BytesIO(ZONE)))
 
 
 def test_depth_is_limited():
@@ -300,11 +464,11 @@ def test_depth_is_limited():
 def test_unsupported_arrays_are_rejected():
     numpy = pytest.importorskip("numpy")
     for x, why in [
-        (numpy.zeros(2, "U3"), "dtype '<U3'"),
-        (numpy.zeros(2, ">i4"), "dtype '>i4'"),
-        (numpy.array([Thing()]), "(object)"),
+        (numpy.zeros(2, ">i4"), "dtype '>i4' (int32), which serializer='safe' does not take; pass x.astype('int32')"),
+        (numpy.zeros(2, ">U4"), "dtype '>U4'"),
+        (numpy.array([Thing()]), "(object), which serializer='safe' does not take; convert it to a list or another dtype, or pass"),
         (numpy.zeros(2, [("a", "i4")]), "which serializer='safe' does not take"),
-        (numpy.datetime64("2020-01-01"), "dtype '<M8[D]'"),
+        (numpy.str_("a\0"), "ends with a null character, which NumPy's arrays do not keep; pass a str or bytes"),
         (numpy.ma.zeros(3), "numpy.ma.MaskedArray; serializer='pickle'"),
         (array.array(TEXT, "ab"), "is an unsupported buffer: got a array"),
     ]:
@@ -325,10 +489,12 @@ def test_unknown_serializers_are_rejected():
 def samples():
     yield list(PLAIN.values())[:-2]
     yield nested(MAX_DEPTH)
+    yield list(VALUES.values())
     yield [array.array("d", [1.0, 2.0]), bytes(LARGE), array.array("i", range(LARGE)), (b"", {"x": {frozenset([1])} and {1}})]
     if importlib.util.find_spec("numpy"):
         import numpy
 
+        yield [numpy.array(["ab", "c"]), numpy.zeros((2, 2), "S3"), numpy.zeros(3, "M8[25s]"), numpy.timedelta64(1, "ns"), numpy.str_("x")]
         yield {"a": numpy.ones((2, 3), "f4"), "s": numpy.float64(1), "b": numpy.zeros((200, 300), "complex64")}
     if importlib.util.find_spec("torch"):
         import torch
@@ -341,7 +507,7 @@ def read_hostile(head, buffers):
     try:
         decode(SAFE, head, buffers)
     except dldist.DistError as error:
-        assert "malformed" in str(error)
+        assert str(error).startswith(("malformed", "cannot read an object"))
         return True
     return False
 
@@ -373,7 +539,7 @@ def test_hostile_bytes_end_in_an_error():
 
 def test_noise_ends_in_an_error():
     rng = random.Random(5)
-    tags = b"NTFiIfcDsbBltSZdOa" + bytes(8)
+    tags = b"NTFiIfcDsbBltSZdOav" + bytes(8)
     for _ in range(5000):
         length = rng.randrange(60)
         read_hostile(bytes(rng.choice(tags) if rng.random() < 0.7 else rng.randrange(256) for _ in range(length)), [])
@@ -392,6 +558,86 @@ def test_false_sizes_allocate_no_memory():
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def value(name, *parts):
+    """Return the bytes of a value with these parts, which the sender may choose freely."""
+    head = io.BytesIO()
+    for part in parts:
+        SAFE.write(part, head)
+    return b"v" + struct.pack("<Q", len(name)) + name.encode() + struct.pack("<Q", len(parts)) + head.getvalue()
+
+
+def test_impossible_values_are_malformed():
+    zero = timedelta(0)
+    for head in [
+        value("date", 0),
+        value("date", 1 << 62),
+        value("date", 1 << 80),
+        value("date", True),
+        value("date"),
+        value("time", 24, 0, 0, 0, 0, None),
+        value("time", 0, 0, 0, 0, 2, None),
+        value("time", 0, 0, 0, 0, 0, 5),
+        value("time", 0, 0, 0, 0, 0),
+        value("datetime", 1, 0, 0, 0, 1 << 70, 0, None),
+        value("timezone", timedelta(1), None),
+        value("timezone", zero, 5),
+        value("timezone", None, None),
+        value("ZoneInfo", "../../etc/passwd"),
+        value("ZoneInfo", "/etc/localtime"),
+        value("ZoneInfo", "Europe"),
+        value("ZoneInfo", "no/such zone"),
+        value("ZoneInfo", "a\0b"),
+        value("ZoneInfo", "\udcff"),
+        value("Decimal", "1e" + "9" * 30),
+        value("Decimal", "one"),
+        value("Decimal", 1),
+        value("Fraction", 1, 0),
+        value("Fraction", "1e999999999", 1),
+        value("Fraction", 1 << 66_000, 3),
+        value("PosixPath", b"a"),
+        value("UUID", b"short"),
+        value("range", 0, 1, 0),
+        value("range", 0.0, 1, 1),
+        value("test_serializers.Color", "BLUE"),
+        value("test_serializers.Color", "__class__"),
+        value("test_serializers.Color", 1),
+        value("test_serializers.Access", 1 << 90),
+        value("test_serializers.Point(x,y)", 1),
+        value("test_serializers.Config(lr,origin)", 1, 2, 3),
+        b"S" + struct.pack("<Q", 1) + value("Decimal", "sNaN"),
+        b"S" + struct.pack("<Q", 1) + value("test_serializers.Point(x,y)", 1, [2]),
+        (b"v" + struct.pack("<Q", 27) + b"test_serializers.Point(x,y)" + struct.pack("<Q", 2) + b"N") * (MAX_DEPTH + 1),
+        b"an\x03<U1\x01" + struct.pack("<Q", 1) + b"\0" + struct.pack("<Q", 4) + b"\xff\xff\xff\x7f",
+        b"an\x07<M8[xx]\x01" + struct.pack("<Q", 1) + b"\0" + struct.pack("<Q", 8) + bytes(8),
+        b"an\x03<U0\x01" + struct.pack("<Q", 1 << 60) + b"\0" + bytes(8),
+    ]:
+        assert read_hostile(head, []), head
+    assert decode(SAFE, value("UUID", bytes(16)), []) == uuid.UUID(int=0)
+
+
+def test_any_nesting_of_values_round_trips():
+    hypothesis = pytest.importorskip("hypothesis")
+    st = hypothesis.strategies
+    zones = st.sampled_from([None, UTC, timezone(timedelta(minutes=-90), "x")])
+    decimals = st.decimals(allow_nan=False).filter(lambda value: value.is_finite())
+    numbers = [st.integers(), st.floats(allow_nan=False), st.fractions(), decimals]
+    moments = [st.dates(), st.times(timezones=zones), st.datetimes(timezones=zones), st.timedeltas()]
+    leaves = st.one_of(*numbers, *moments, st.text(), st.binary(), st.uuids(), st.sampled_from([*Color, *Level, Access(3), range(3), None]))
+    paths = st.builds(PurePosixPath, st.text(alphabet="ab./"))
+
+    def nest(inner):
+        made = [st.builds(Point, inner, inner), st.builds(Config, st.floats(allow_nan=False), inner)]
+        return st.one_of(st.lists(inner), st.dictionaries(st.one_of(leaves, paths), inner), st.tuples(inner, paths), *made)
+
+    @hypothesis.settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(st.recursive(leaves, nest, max_leaves=12))
+    def check(obj):
+        back = round_trip(SAFE, obj)
+        assert back == obj and repr(back) == repr(obj)
+
+    check()
 
 
 def test_unhashable_keys_are_malformed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from datetime import timedelta
+from enum import Enum
 from typing import Any, assert_type
 
 import dldist as dist
@@ -15,6 +16,7 @@ from dldist.types import AnyGroup
 x = array("f", [1, 2])
 y = bytearray(8)
 parts = [array("f", [0, 0]), array("f", [0, 0])]
+Phase = Enum("Phase", "TRAIN TEST")
 
 
 def worlds(store: dist.Store) -> None:
@@ -118,6 +120,7 @@ def objects() -> None:
     dist.scatter_object_list(names, ["a", "b"], src=0)
     dist.send_object_list(names, 1)
     assert_type(dist.recv_object_list(names), int)
+    dist.allow_classes(Phase)
 
 
 def names() -> None:
