@@ -246,8 +246,8 @@ def run_rank(options: argparse.Namespace) -> None:
         tensor = array(code, [0]) * (nbytes // array(code).itemsize)  # sums of zeros stay zero
         ways = ucc.ways(options.dtype, tensor) if ucc else ways_of_mpi(bare, library, info, options.dtype, tensor)
         ways |= {
-            "call": repeated_all_reduce(world, tensor), "plan": repeated(world.plan_all_reduce(tensor)),
-            "own call": repeated_all_reduce(own, tensor), "own plan": repeated(own.plan_all_reduce(tensor)),
+            "call": repeated_all_reduce(world, tensor), "plan": repeated(world.plan.all_reduce(tensor)),
+            "own call": repeated_all_reduce(own, tensor), "own plan": repeated(own.plan.all_reduce(tensor)),
         }  # fmt: skip
         times = measure(own, ways, options.rounds, options.block_ms)
         if world.rank == 0:

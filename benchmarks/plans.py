@@ -29,7 +29,7 @@ NSEVERAL = 16
 def ways_of(group, nbytes):
     """Return {name: function of a number of calls}; the first is the plain call."""
     tensor = array("d", [0.0]) * (nbytes // 8)
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
 
     def plain(ncalls):
         call = group.all_reduce
@@ -53,7 +53,7 @@ def ways_of_several(group):
     import dldist
 
     tensors = [array("d", [0.0]) for _ in range(NSEVERAL)]
-    plans = [group.plan_all_reduce(tensor) for tensor in tensors]
+    plans = [group.plan.all_reduce(tensor) for tensor in tensors]
 
     def plain(ncalls):
         for _ in range(ncalls):

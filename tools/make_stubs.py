@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the type stubs of the package, which are not in the repository. setup.py runs this.
 
-The table of operations, csrc/python/group/operations.h, provides the methods of Group in _core.pyi,
-whose other parts are in _core.pyi.in, and all of _backends/low_level.pyi. The functions of a module
+The table of operations, csrc/python/group/operations.h, provides the methods of Group and Plans in
+_core.pyi, whose other parts are in _core.pyi.in, and all of _backends/low_level.pyi. The functions of a module
 provide _api/collectives.pyi and functional/__init__.pyi, with an overload for each kind of
 async_op. The tables of names in _api/namespace.py provide __init__.pyi and distributed_c10d.pyi,
 which re-export names.
@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pkg" / "dldist"
 OPERATIONS_HEADER = ROOT / "csrc" / "python" / "group" / "operations.h"
 PLACE_OF_OPERATIONS = "    # tools/make_stubs.py puts the operations here.\n"
+PLACE_OF_PLANS = "class Plans: ...\n"
 # With the private names that other modules use.
 MODULES = {
     "_api/collectives.py": ("_all_gather_base", "_make_nccl_premul_sum", "_reduce_op", "_reduce_scatter_base"),
@@ -59,18 +60,25 @@ def parameter_of(operation, place: int) -> str:
     return f"{name}: {hint}{' | None' if kind else ''} = {default}"
 
 
+def parameters_of(operation) -> list[str]:
+    return [parameter_of(operation, place) for place in range(len(operation.parameters))] + ["*", TIMEOUT]
+
+
 def methods(operation) -> str:
-    parameters = [parameter_of(operation, place) for place in range(len(operation.parameters))] + ["*", TIMEOUT]
-    text = "".join(
-        "    @overload\n" + method(operation.name, [*parameters, f"async_op: {flag}"], result)
+    return "".join(
+        "    @overload\n" + method(operation.name, [*parameters_of(operation), f"async_op: {flag}"], result)
         for flag, result in results_by_flag("Work", "None").items()
     )
-    return text + method(f"plan_{operation.name}", parameters, "Plan")
+
+
+def plan_method(operation) -> str:
+    return method(operation.name, parameters_of(operation), "Plan")
 
 
 def core_stub(template: str, operations) -> str:
-    before, after = with_overloads(template).split(PLACE_OF_OPERATIONS)
-    return f"# Made by tools/make_stubs.py from _core.pyi.in.\n{before}{''.join(map(methods, operations))}{after}"
+    text = with_overloads(template).replace(PLACE_OF_OPERATIONS, "".join(map(methods, operations)))
+    text = text.replace(PLACE_OF_PLANS, PLACE_OF_PLANS.replace(" ...", "") + "".join(map(plan_method, operations)))
+    return f"# Made by tools/make_stubs.py from _core.pyi.in.\n{text}"
 
 
 class _Words(dict):

@@ -190,12 +190,12 @@ class Dldist(Library):
     slots = ("private", "arena", "plan")
     # The expression is evaluated once; the loop calls its value.
     plans = {
-        "all_reduce": "group.plan_all_reduce(x)",
-        "broadcast": "group.plan_broadcast(x, 0)",
-        "all_gather": "group.plan_all_gather_single(y, x)",
-        "reduce_scatter": "group.plan_reduce_scatter_single(y, x)",
-        "all_to_all": "group.plan_all_to_all_single(y, x)",
-        "barrier": "group.plan_barrier()",
+        "all_reduce": "group.plan.all_reduce(x)",
+        "broadcast": "group.plan.broadcast(x, 0)",
+        "all_gather": "group.plan.all_gather_single(y, x)",
+        "reduce_scatter": "group.plan.reduce_scatter_single(y, x)",
+        "all_to_all": "group.plan.all_to_all_single(y, x)",
+        "barrier": "group.plan.barrier()",
     }
 
     def __init__(self, rank, size, path):

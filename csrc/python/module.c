@@ -52,6 +52,7 @@ static const type_row type_rows[] = {
     TYPE(work),
     TYPE(shared_array),
     TYPE(plan),
+    TYPE(plans),
     TYPE(group),
     TYPE(window),
     DERIVED(nccl_group, group),

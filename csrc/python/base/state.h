@@ -74,6 +74,7 @@ typedef struct py_state {
     PyTypeObject *reduce_op_type;
     PyTypeObject *shared_array_type;
     PyTypeObject *plan_type;
+    PyTypeObject *plans_type;
     PyTypeObject *window_type;
     PyTypeObject *member_type; /* type of the items of Group.members: a struct sequence */
     PyObject *errors[PY_ERROR_COUNT];

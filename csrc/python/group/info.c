@@ -1,6 +1,7 @@
 /* Attributes of groups of both kinds. */
 #include "python/base/error.h"
 #include "python/group/group.h"
+#include "python/group/plan.h"
 
 #include <string.h>
 
@@ -208,6 +209,8 @@ PyGetSetDef py_group_getset[] = {
     {"size", get_size, NULL, "The number of ranks.", NULL},
     {"name", group_get_name, NULL, "Its name.", NULL},
     {"timeout", group_get_timeout, set_timeout, "How long operations may take if they are given no timeout.",
+     NULL},
+    {"plan", py_group_get_plan, NULL, "Creates plans: plan.all_reduce(x), with the arguments of all_reduce.",
      NULL},
     {"sequence", group_get_sequence, NULL, "The number of collectives this rank has called.", NULL},
     {"members", get_members, NULL, "A Member for each rank.", NULL},

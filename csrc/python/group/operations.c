@@ -2,6 +2,7 @@
 #include "python/group/operations.h"
 
 #include "core/mem.h"
+#include "python/group/plan.h"
 
 #include <stdio.h>
 
@@ -62,7 +63,7 @@ enum operation_number {
              .npositional = COUNT_OF(parameters),                                                         \
              .count = COUNT_OF(parameters) + 2,                                                           \
              .list = (const py_param[]){UNWRAP parameters PY_TIME_LIMIT, PY_ASYNC}},                      \
-     .plan = {.function = "plan_" #name,                                                                  \
+     .plan = {.function = "plan." #name,                                                                  \
               .op_type = type,                                                                            \
               .recorded = record_name,                                                                    \
               .nrequired = required,                                                                      \
@@ -427,7 +428,8 @@ call_operation(enum operation_number number, bool is_plan, PyObject *self, PyObj
     }                                                                            \
     PY_GROUP_METHOD(plan_##name)                                                 \
     {                                                                            \
-        return call_operation(NUMBER_##name, true, self, args, nargs, kwnames);  \
+        PyObject *group = py_plans_group(self);                                  \
+        return call_operation(NUMBER_##name, true, group, args, nargs, kwnames); \
     }
 PY_OPERATION_LIST(METHODS)
 

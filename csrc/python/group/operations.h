@@ -1,7 +1,7 @@
 /* The table of a group's collectives: their names and parameters, which parameters are tensors, and
- * how the tensors form blocks. The table gives the method <name>, which runs a collective, and
- * plan_<name>, which creates a plan; in Python, through _operations(), c10d's low-level calls, the
- * backends and hooks that use them, and the PyTorch backend; and the extension's stub
+ * how the tensors form blocks. The table gives the method <name>, which runs a collective, and the
+ * method <name> of Plans, which creates a plan; in Python, through _operations(), c10d's low-level
+ * calls, the backends and hooks that use them, and the PyTorch backend; and the extension's stub
  * (tools/make_stubs.py). */
 #ifndef DD_PYTHON_GROUP_OPERATIONS_H
 #define DD_PYTHON_GROUP_OPERATIONS_H
@@ -105,6 +105,7 @@
       "Waits until all ranks have called it.")
 /* clang-format on */
 
+/* py_group_plan_<name> is the method of Plans: its `self` is a Plans object. */
 #define PY_OPERATION_DECLARE(name, ...) \
     PY_GROUP_METHOD(name);              \
     PY_GROUP_METHOD(plan_##name);

@@ -590,7 +590,7 @@ static PyGetSetDef plan_getset[] = {
 
 static PyType_Slot plan_slots[] = {
     {Py_tp_doc,
-     "A collective that can be started many times. Group.plan_all_reduce() and similar methods make one.\n\n"
+     "A collective that can be started many times. Group.plan.all_reduce() and similar methods make one.\n\n"
      "Calling a Plan starts it and waits for it."},
     {Py_tp_call, (void *)plan_call},
     {Py_tp_dealloc, (void *)plan_dealloc},

@@ -24,6 +24,14 @@ void py_plan_end_description(PyObject *plan);
 
 extern PyType_Spec py_plan_spec;
 
+/* dldist.Plans: the attribute `plan` of a group, whose methods create Plans. */
+extern PyType_Spec py_plans_spec;
+
+/* Return the group of a Plans object, as a borrowed reference. */
+PyObject *py_plans_group(PyObject *plans);
+/* Implement Group.plan: return a new Plans object, which holds the group. */
+PyObject *py_group_get_plan(PyObject *group, void *closure);
+
 /* Module functions. start_all(plans) starts the plans in order; consecutive plans of one group
  * start together. wait_all(plans) waits for each plan. */
 PyObject *py_plan_start_all(PyObject *module, PyObject *plans);

@@ -435,12 +435,10 @@ group_exit(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *
     {                                                                          \
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
     }
-/* The rows of a collective's method and of its plan_<name> method. */
+/* The row of a collective's method. */
 #define COLLECTIVE(name, coll, type, call, former, recorded, as_one, nrequired, parameters, input, output, \
                    signature, doc)                                                                         \
-    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),                                   \
-        METHOD(plan_##name, signature "timeout=None)",                                                     \
-               "Returns a Plan, which does this every time it is started. " doc),
+    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),
 
 static PyMethodDef group_methods[] = {
     PY_OPERATION_LIST(COLLECTIVE) METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",

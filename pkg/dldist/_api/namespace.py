@@ -46,7 +46,7 @@ PACKAGE = {
     "dldist._core": """
         DistAbortedError DistArgumentError DistAuthError DistBackendError DistError DistMismatchError DistNetworkError
         DistNetworkTimeoutError DistPeerLostError DistQueueEmptyError DistStoreError DistStoreTimeoutError DistTimeoutError
-        DistTypeError FileStore Group HashStore Member Plan QueueEmptyError SharedArray TCPStore start_all
+        DistTypeError FileStore Group HashStore Member Plan Plans QueueEmptyError SharedArray TCPStore start_all
     """,
     "dldist._base.future": "Future",
     "dldist._base.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",

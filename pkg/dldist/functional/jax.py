@@ -145,7 +145,7 @@ class _PlanRecorder:
         self.calls: list[Any] = []
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        plan = getattr(self._group, f"plan_{name}")
+        plan = getattr(self._group.plan, name)
 
         def record(*arguments: Any, timeout: Any, async_op: bool = False) -> None:
             self.calls.append(plan(*arguments, timeout=timeout))

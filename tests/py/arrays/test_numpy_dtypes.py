@@ -85,7 +85,7 @@ def test_calls_fill_arrays_of_every_dtype(dtype):
         group.all_to_all_single(y, x, sizes, sizes)
         wanted = [first[:3], second[:1]] if group.rank == 0 else [first[3:], second[1:]]
         assert y.tolist() == joined(kind, *wanted).tolist()
-        plan = group.plan_broadcast(x, 0)
+        plan = group.plan.broadcast(x, 0)
         plan.start()
         plan.wait()
         assert x.tolist() == first.tolist()

@@ -46,8 +46,8 @@ def refused_calls(group):
             assert isinstance(error, dldist._core.DistArgumentError), name
             positions = ("[0][1]", "[1][1]") if name == "all_gather_coalesced" else ("[0]", "[1]")
             assert f"outputs {positions[0]} and {positions[1]} are the same memory or overlap" in str(error), name
-    error = error_of(group.plan_all_gather, [x, x], y)
-    assert isinstance(error, ValueError) and "plan_all_gather(): outputs [0] and [1]" in str(error)
+    error = error_of(group.plan.all_gather, [x, x], y)
+    assert isinstance(error, ValueError) and "plan.all_gather(): outputs [0] and [1]" in str(error)
     if group.rank == 0:
         assert isinstance(error_of(group.gather, y, [x, x], 0), ValueError)
     coalescing = group.coalesce()

@@ -245,5 +245,5 @@ def test_memory_stays_during_works(alone):
 
 def test_memory_stays_while_a_plan_or_a_window_has_it(alone):
     numpy = pytest.importorskip("numpy")
-    check_stays(resizable_arrays(numpy), alone.plan_all_reduce, lambda plan: plan.close())
+    check_stays(resizable_arrays(numpy), alone.plan.all_reduce, lambda plan: plan.close())
     check_stays(resizable_arrays(numpy), lambda memory: dldist._core.Window(alone, memory), lambda window: window.close())

@@ -122,14 +122,14 @@ def alone():
 
 def test_arguments_are_checked_at_creation(alone):
     for call, kind, text in (
-        (lambda: alone.plan_all_reduce(3), TypeError, r"plan_all_reduce\(\)"),
-        (lambda: alone.plan_all_reduce(), TypeError, r"plan_all_reduce\(\) missing required argument 'tensor'"),
-        (lambda: alone.plan_broadcast(array.array("i", [1]), 1), ValueError, r"plan_broadcast\(\): argument 'root' is an invalid root rank"),
-        (lambda: alone.plan_all_reduce(array.array("f", [1]), "band"), ValueError, "reduction BAND does not support dtype float32"),
-        (lambda: alone.plan_all_reduce(array.array("i", [1]), async_op=True), TypeError, "unexpected keyword"),
-        (lambda: alone.plan_barrier(timeout="soon"), TypeError, "timeout"),
-        (lambda: alone.plan_barrier()(1), TypeError, "a plan is called without arguments"),
-        (lambda: dldist.start_all(alone.plan_barrier()), TypeError, "a list or tuple of Plans"),
+        (lambda: alone.plan.all_reduce(3), TypeError, r"plan\.all_reduce\(\)"),
+        (lambda: alone.plan.all_reduce(), TypeError, r"plan\.all_reduce\(\) missing required argument 'tensor'"),
+        (lambda: alone.plan.broadcast(array.array("i", [1]), 1), ValueError, r"plan\.broadcast\(\): argument 'root' is an invalid root rank"),
+        (lambda: alone.plan.all_reduce(array.array("f", [1]), "band"), ValueError, "reduction BAND does not support dtype float32"),
+        (lambda: alone.plan.all_reduce(array.array("i", [1]), async_op=True), TypeError, "unexpected keyword"),
+        (lambda: alone.plan.barrier(timeout="soon"), TypeError, "timeout"),
+        (lambda: alone.plan.barrier()(1), TypeError, "a plan is called without arguments"),
+        (lambda: dldist.start_all(alone.plan.barrier()), TypeError, "a list or tuple of Plans"),
         (lambda: dldist.wait_all([3]), TypeError, "must be a Work or Plan, or None, not int"),
         (lambda: dldist.Plan(), TypeError, "cannot create 'dldist.Plan' instances"),
     ):
@@ -140,13 +140,13 @@ def test_arguments_are_checked_at_creation(alone):
 def test_coalesce_does_not_record_plans(alone):
     tensor = array.array("i", [1])
     with alone.coalesce():
-        plan = alone.plan_all_reduce(tensor)
+        plan = alone.plan.all_reduce(tensor)
     assert isinstance(plan, dldist.Plan)
     plan()
 
 
 def test_plan_keeps_its_group(alone):
     group = dldist.Group(None, 0, 1)
-    plan = group.plan_barrier()
+    plan = group.plan.barrier()
     del group
     plan()

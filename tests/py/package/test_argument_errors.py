@@ -133,7 +133,7 @@ class Walk:
             return [], text  # CPython's text
         owner, _, function = call.rpartition(".")
         owner = owner.rpartition(".")[2]
-        starts = [f"{function}()", f"{owner}.{function}()", f"{owner}()", f"{function}.__init__()"]
+        starts = [f"{function}()", f"{owner}.{function}()", f"plan.{function}()", f"{owner}()", f"{function}.__init__()"]
         if not str(outcome).startswith(tuple(starts)):
             problems.append("call")
         required = [p.name for p in parameters if p.default is p.empty]

@@ -19,7 +19,7 @@ SOURCES = [path for part, kinds in (("csrc", "ch"), ("pkg", ("py",))) for kind i
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_row_is_complete(name):
     operation = OPERATIONS[name]
-    assert callable(getattr(dldist.Group, name)) and callable(getattr(dldist.Group, f"plan_{name}"))
+    assert callable(getattr(dldist.Group, name)) and callable(getattr(_core.Plans, name))
     assert callable(getattr(Dispatcher, name))
     assert OpType(operation.op_type)
     assert not operation.as_one or OPERATIONS[operation.as_one].collective == operation.collective

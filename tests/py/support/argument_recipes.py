@@ -324,10 +324,10 @@ ALSO = {
     "ProcessGroup.reconfigure": {"uuid": 1},
     "reshard.Link": {"source": layout},
     "reshard.Link.exchange": {"arrays": lambda: {"x": f(1)}},
-    **dict.fromkeys(("Group.gather", "Group.plan_gather"), {"output_list": parts}),
-    **dict.fromkeys(("Group.gather_single", "Group.plan_gather_single"), {"output": lambda: f(0)}),
-    **dict.fromkeys(("Group.scatter", "Group.plan_scatter"), {"input_list": parts}),
-    **dict.fromkeys(("Group.scatter_single", "Group.plan_scatter_single"), {"input": lambda: f(0)}),
+    **dict.fromkeys(("Group.gather", "Plans.gather"), {"output_list": parts}),
+    **dict.fromkeys(("Group.gather_single", "Plans.gather_single"), {"output": lambda: f(0)}),
+    **dict.fromkeys(("Group.scatter", "Plans.scatter"), {"input_list": parts}),
+    **dict.fromkeys(("Group.scatter_single", "Plans.scatter_single"), {"input": lambda: f(0)}),
 }
 INSTEAD = {"group_src": "src", "group_dst": "dst", "group_peer": "peer"}
 # Calls that make the default world.
@@ -387,8 +387,11 @@ class OneRank:
     def make_ProcessGroupGloo(self):
         return dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1)
 
+    def make_Plans(self):
+        return self.world.plan
+
     def make_Plan(self):
-        return self.world.plan_all_reduce(f(1))
+        return self.world.plan.all_reduce(f(1))
 
     def make_SharedArray(self):
         return self.world.empty(1)

@@ -22,7 +22,7 @@ from dldist import _core, functional
 from ports import reserve_port
 
 LOOPBACK = "127.0.0.1"
-TYPES = [_core.Store, _core.TCPStore, _core.FileStore, _core.HashStore, _core.PrefixStore, _core.Group, _core.Work, _core.Plan,
+TYPES = [_core.Store, _core.TCPStore, _core.FileStore, _core.HashStore, _core.PrefixStore, _core.Group, _core.Work, _core.Plan, _core.Plans,
          _core.Window, _core.SharedArray, _core.ReduceOp, _core.Member, dldist.World, dldist.Window, dldist.Future]
 
 # Objects that both ranks make before the call. Rank 1 makes nothing else. `x` and `y` are small
@@ -69,9 +69,9 @@ BLOCKING = {
     "Work.wait": "g.all_reduce(x, async_op=True).wait()",
     "Work.synchronize": "g.irecv(x, 1).synchronize()",
     "Future.wait": "g.all_reduce(x, async_op=True).get_future().wait()",
-    "Plan.__call__": "g.plan_all_reduce(x)()",
-    "Plan.wait": "started(g.plan_all_reduce(x)).wait()",
-    "wait_all": "dldist.wait_all([started(g.plan_all_reduce(x))])",
+    "Plan.__call__": "g.plan.all_reduce(x)()",
+    "Plan.wait": "started(g.plan.all_reduce(x)).wait()",
+    "wait_all": "dldist.wait_all([started(g.plan.all_reduce(x))])",
     "wait_any": "dldist.wait_any([g.irecv(x, 1)])",
     "wait_some": "dldist.wait_some([g.irecv(x, 1)])",
     # ---- worlds
@@ -197,7 +197,7 @@ NOTIFIED_LATER = {"new_group", "new_subgroups", "new_subgroups_by_enumeration"}
 # Public calls that never wait: they query, create local objects, start an operation, or end it
 # without waiting.
 NOT_BLOCKING = {
-    *(f"Group.{name}" for name in dir(_core.Group) if name.startswith("plan_")),
+    *(f"Plans.{name}" for name in dir(_core.Plans) if not name.startswith("_")),
     *("Group." + name for name in "isend irecv batch_isend_irecv coalesce empty abort revoke memory_stats resume".split()),
     *("Work." + name for name in "is_completed is_success exception result source_rank get_future get_future_result".split()),
     *("Work." + name for name in "block_current_stream boxed cancel received_nbytes received_tag unbox".split()),

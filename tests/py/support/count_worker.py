@@ -61,11 +61,11 @@ def collectives(first, second):
         "all_to_all_single": (pair, both),
     }
     for name, arguments in calls.items():
-        plan = getattr(first, f"plan_{name}")(*arguments)
+        plan = getattr(first.plan, name)(*arguments)
         second_arguments = [array("d", values) for values in arguments]
         call = getattr(second, name)
         yield name, plan.start, plan.wait, lambda call=call, second_arguments=second_arguments: call(*second_arguments)
-        yield f"plan_{name}", plan.start, plan.wait, getattr(second, f"plan_{name}")(*second_arguments)
+        yield f"plan.{name}", plan.start, plan.wait, getattr(second.plan, name)(*second_arguments)
 
 
 def messages(first, second):

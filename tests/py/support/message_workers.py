@@ -311,7 +311,7 @@ def wait_for_all(world):
     late = world.irecv(floats(1), other, 2)
     assert "still under way" in raises(dldist.DistTimeoutError, dldist.wait_all, [late], timeout=0.05)
     assert late.cancel()
-    plan = world.plan_all_reduce(floats(1))
+    plan = world.plan.all_reduce(floats(1))
     dldist.start_all([plan])
     dldist.wait_all([plan])
 

@@ -534,8 +534,8 @@ def nccl_with_gloo(module, rank, size):
             dist.all_reduce(y, group=group)
             dist.all_reduce(z, group=group)
         assert y.tolist() + z.tolist() == [sum(range(size)), size]
-    with module.raises(NotImplementedError, "plan_all_reduce"):
-        group.operations.plan_all_reduce(module.f(1))
+    with module.raises(NotImplementedError, "plan.all_reduce"):
+        group.operations.plan.all_reduce(module.f(1))
     gathered = [None] * size
     dist.all_gather_object(gathered, rank, group=group)
     assert gathered == list(range(size))

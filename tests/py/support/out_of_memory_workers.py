@@ -134,8 +134,8 @@ def messages():
 def plans():
     with group_of_one() as group:
         x, y = numbers(), numbers()
-        yield lambda: group.plan_all_reduce(x)
-        plan = group.plan_all_gather([y], x)
+        yield lambda: group.plan.all_reduce(x)
+        plan = group.plan.all_gather([y], x)
 
         def run():
             plan.start()
@@ -223,7 +223,7 @@ def programs_of_xla():
         x = numbers()
         address, length = x.buffer_info()
         memory = (address, length * x.itemsize)
-        plan = group.plan_all_reduce(x)
+        plan = group.plan.all_reduce(x)
         yield lambda: _core._ffi_program(1, group, [memory], [memory], 0, [])
         yield lambda: _core._ffi_program(1, group, [memory], [memory], 0, [plan])
         yield lambda: _core._ffi_program(1, group, [memory], [], 0, [(True, memory, 0, 1), (False, memory, 0, 1, 2.0)])

@@ -24,7 +24,7 @@ class Planned:
         self._uses_plan = uses_plan(group.rank)
 
     def __getattr__(self, name):
-        make = getattr(self._group, f"plan_{name}", None) if self._uses_plan else None
+        make = getattr(self._group.plan, name, None) if self._uses_plan else None
         if make is None:
             return getattr(self._group, name)
 
@@ -76,7 +76,7 @@ def again_and_again(group):
     spread = memoryview(array.array("d", [0] * 6))[::2]
     large = array.array("d", [0] * 40_000)
     for tensor in (plain, spread, large):
-        plan = group.plan_all_reduce(tensor)
+        plan = group.plan.all_reduce(tensor)
         for round in range(20):
             for i in range(3):
                 tensor[i] = group.rank + round + i
@@ -87,7 +87,7 @@ def again_and_again(group):
         plan.close()
     output = array.array("i", [0] * group.size)
     value = array.array("i", [0])
-    plan = group.plan_all_gather_single(output, value)
+    plan = group.plan.all_gather_single(output, value)
     for round in range(5):
         value[0] = group.rank * round
         plan()
@@ -96,7 +96,7 @@ def again_and_again(group):
 
 def several(group):
     tensors = [array.array("i", [i + group.rank] * (1 if i % 3 else 3000)) for i in range(16)]
-    plans = [group.plan_all_reduce(tensor, "max") for tensor in tensors]
+    plans = [group.plan.all_reduce(tensor, "max") for tensor in tensors]
     before = group.sequence
     for _ in range(3):
         dldist.start_all(plans)
@@ -106,7 +106,7 @@ def several(group):
     dldist.start_all([])
     other = group.split(list(range(group.size)))
     ones = [array.array("i", [1]) for _ in range(4)]
-    pairs = [owner.plan_all_reduce(one) for owner, one in zip((group, group, other, group), ones)]
+    pairs = [owner.plan.all_reduce(one) for owner, one in zip((group, group, other, group), ones)]
     dldist.start_all(pairs)
     dldist.wait_all(pairs)
     assert [one[0] for one in ones] == [group.size] * 4
@@ -117,7 +117,7 @@ def several(group):
 def in_call_order(group):
     """Plans, plain calls and asynchronous calls must run in call order."""
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     double = array.array("i", [2])
     for _ in range(20):
         tensor[0] = 1
@@ -133,7 +133,7 @@ def in_call_order(group):
 
 def polled(group):
     """Return the median time in seconds from a start until a poll finds its end."""
-    plan = group.plan_all_reduce(array.array("i", [1]))
+    plan = group.plan.all_reduce(array.array("i", [1]))
     seconds = []
     for _ in range(30):
         plan.start()
@@ -147,8 +147,8 @@ def polled(group):
 
 def rejects_a_second_start(group):
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor)
-    other = group.plan_barrier()
+    plan = group.plan.all_reduce(tensor)
+    other = group.plan.barrier()
     plan.start()
     for call in (plan.start, plan, lambda: dldist.start_all([other, plan]), lambda: dldist.start_all([other, other])):
         kind, text = cases.raised(call)
@@ -174,7 +174,7 @@ def dropped_while_pending(group):
         reference = weakref.ref(tensor)
         view = memoryview(tensor).cast("B").cast("d")[::2]
         if group.rank == 0:
-            plan = group.plan_all_reduce(view)
+            plan = group.plan.all_reduce(view)
             plan.start()
             del plan
             copy = view
@@ -184,7 +184,7 @@ def dropped_while_pending(group):
             await_the_thread(lambda: list(copy[:3]) == filled)
             del copy
         else:
-            group.plan_all_reduce(view)()
+            group.plan.all_reduce(view)()
             del tensor, view
             group.barrier()
         gc.collect()
@@ -193,7 +193,7 @@ def dropped_while_pending(group):
 
 def from_another_thread(group):
     tensor = array.array("i", [group.rank])
-    plan = group.plan_all_reduce(tensor, "max")
+    plan = group.plan.all_reduce(tensor, "max")
     plan.start()
     errors = []
 
@@ -214,7 +214,7 @@ def from_another_thread(group):
 
 def closed_plan(group):
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     plan()
     plan.close()
     plan.close()
@@ -228,7 +228,7 @@ def recorded(group):
     """Every start must be recorded as an operation, at the line that made the plan."""
     tensor = array.array("f", [1, 2])
     flight_recorder.reset()
-    plan = group.plan_all_reduce(tensor, timeout=7)
+    plan = group.plan.all_reduce(tensor, timeout=7)
     before = group.sequence
     for _ in range(3):
         plan()
@@ -245,7 +245,7 @@ def recorded(group):
 def kept_alive(group):
     tensor = (ctypes.c_float * 4)(1, 2, 3, 4)
     reference = weakref.ref(tensor)
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     assert plan.tensors[0] is tensor
     del tensor
     gc.collect()
@@ -262,7 +262,7 @@ class Referring(bytearray):
 def cycles(group):
     """The collector must find a plan that its own tensor refers to, once no start is pending."""
     tensor = Referring(8)
-    tensor.plan = plan = group.plan_all_reduce(tensor)
+    tensor.plan = plan = group.plan.all_reduce(tensor)
     gone = weakref.ref(tensor.plan)
     plan.start()
     del tensor, plan
@@ -280,7 +280,7 @@ def cycles(group):
 def fails(group, how):
     """Return the errors of start and wait on every rank if rank 1 does `how`."""
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor, timeout=0.3 if how == "late" else 20)
+    plan = group.plan.all_reduce(tensor, timeout=0.3 if how == "late" else 20)
     if group.rank == 1:
         if how == "mismatch":
             first = cases.raised(lambda: group.all_reduce(array.array("i", [1, 2])))
@@ -304,17 +304,17 @@ def fails(group, how):
 
 def closed_group(group):
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     plan()
     group.barrier()
     group.close()
-    return cases.raised(plan), cases.raised(group.plan_barrier)
+    return cases.raised(plan), cases.raised(group.plan.barrier)
 
 
 def interrupted(group):
     """Ctrl-C in wait must leave the operation running."""
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     if group.rank == 0:
         timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
@@ -336,7 +336,7 @@ def interrupted(group):
 
 def forked(group):
     tensor = array.array("i", [1])
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     plan()
     child = os.fork()
     if child == 0:

@@ -109,7 +109,7 @@ def test_works_dropped_by_threads_are_released(pair):
 
 def test_one_plan_started_by_threads_runs_once_at_a_time(group):
     tensor = ints(1)
-    plan = group.plan_all_reduce(tensor)
+    plan = group.plan.all_reduce(tensor)
     sequence = group.sequence
     starts = []
 
@@ -130,7 +130,7 @@ def test_one_plan_started_by_threads_runs_once_at_a_time(group):
 
 def test_plan_started_by_threads_keeps_its_strided_tensor_intact(group):
     memory = ints(*range(64))
-    plan = group.plan_all_reduce(memoryview(memory)[::2])
+    plan = group.plan.all_reduce(memoryview(memory)[::2])
 
     def use():
         for _ in range(NROUNDS):
@@ -143,7 +143,7 @@ def test_plan_started_by_threads_keeps_its_strided_tensor_intact(group):
 
 def test_plan_may_be_closed_while_threads_use_it(group):
     for _ in range(NROUNDS):
-        plan = group.plan_all_reduce(ints(1))
+        plan = group.plan.all_reduce(ints(1))
         uses = [plan, plan.start, plan.wait, plan.is_completed, lambda plan=plan: plan.tensors]
         calls = [lambda use=use: outcome(use, RuntimeError) for use in uses]
         together(*calls, lambda plan=plan: outcome(plan.close, RuntimeError))
@@ -171,7 +171,7 @@ def start_and_wait(plan, waited):
 
 
 def test_plan_that_cannot_be_started_again_keeps_its_result(group):
-    plan = group.plan_all_reduce(ints(1))
+    plan = group.plan.all_reduce(ints(1))
     plan()
     group.abort("over")
     waited = []
@@ -180,7 +180,7 @@ def test_plan_that_cannot_be_started_again_keeps_its_result(group):
 
 
 def test_plan_that_cannot_be_started_again_keeps_its_failure(pair):
-    plan = pair[0].plan_all_reduce(ints(1))
+    plan = pair[0].plan.all_reduce(ints(1))
     plan.start()
     pair[1].abort("over")
     with pytest.raises(dldist.DistError) as failure:
@@ -191,7 +191,7 @@ def test_plan_that_cannot_be_started_again_keeps_its_failure(pair):
 
 
 def test_lists_of_plans_may_be_started_by_threads(group):
-    plans = [group.plan_all_reduce(ints(i)) for i in range(3)]
+    plans = [group.plan.all_reduce(ints(i)) for i in range(3)]
     sequence = group.sequence
     starts = []
 

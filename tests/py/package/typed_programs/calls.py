@@ -175,7 +175,7 @@ def methods(store: dist.Store, is_async: bool) -> None:
         assert_type(world.broadcast(x, async_op=is_async), dist.Work | None)
         world.all_gather(parts, x, timeout=timedelta(seconds=1))
         world.send(x, 1, timeout=3)
-        plans = [world.plan_all_reduce(x), world.plan_broadcast(y)]
+        plans = [world.plan.all_reduce(x), world.plan.broadcast(y)]
         assert_type(plans[0], dist.Plan)
         dist.start_all(plans)
         dist.wait_all(plans)
