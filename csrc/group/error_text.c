@@ -124,6 +124,16 @@ append_position(text_line *line, bool is_inside, uint64_t sequence, const dd_sig
            CALL(signature));
 }
 
+/* Append text like "recv from rank 0 (tag 7)". */
+static void
+append_message(text_line *line, const dd_message *message)
+{
+    char tag[32];
+    append(line, "%s ", message->is_send ? "send to" : message->is_peek ? "probe of" : "recv from");
+    append(line, message->rank == DD_ANY_RANK ? "any rank" : "rank %d", message->rank);
+    append(line, " (%s)", group_print_tag(message, tag));
+}
+
 /* Append text like "had called no collective yet and had a recv from rank 0 (tag 7) under way". */
 static void
 append_own_state(text_line *line, const dd_group *group)
@@ -137,17 +147,40 @@ append_own_state(text_line *line, const dd_group *group)
     if (dd_list_is_empty(&group->messages)) {
         return;
     }
-    char tag[32];
     const dd_message *message = &DD_CONTAINER_OF(group->messages.next, group_call, link)->message;
-    const char *label = message->is_send ? "send to" : message->is_peek ? "probe of" : "recv from";
     if (message->channel == GROUP_MONITOR_CHANNEL) {
         append(line, " and was in monitored_barrier");
-    } else if (message->rank == DD_ANY_RANK) {
-        append(line, " and had a %s any rank (%s) under way", label, group_print_tag(message, tag));
     } else {
-        append(line, " and had a %s rank %d (%s) under way", label, message->rank,
-               group_print_tag(message, tag));
+        append(line, " and had a ");
+        append_message(line, message);
+        append(line, " under way");
     }
+}
+
+dd_status
+group_error_leftovers_locked(const dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    text_line line = {.used = 0};
+    const dd_list *lists[] = {&group->collectives, &group->messages};
+    for (int i = 0; i < 2; i++) {
+        for (const dd_list *link = lists[i]->next; link != lists[i]; link = link->next) {
+            const group_call *call = DD_CONTAINER_OF(link, group_call, link);
+            char place[128];
+            append(&line, line.used > 0 ? ", " : ": ");
+            if (call->is_message) {
+                append_message(&line, &call->message);
+            } else {
+                append(&line, "%s", CALL(&call->signature));
+            }
+            if (call->record != DD_NO_RECORD) {
+                dd_recorder_print_place(dd_recorder_of_group(group->recorder_group), call->record, place);
+                append(&line, "%s", place);
+            }
+        }
+    }
+    return dd_error_set(err, DD_OP_TIMED_OUT,
+                        GROUP_FORMAT " was closed with operations under way after %.3g s%.700s",
+                        GROUP_ARGS(group), dd_wait_elapsed_s(wait), line.text);
 }
 
 /* Append a late rank's position: "; 2 (node-b, pid 77) is inside #11 all_reduce(...)". */

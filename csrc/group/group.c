@@ -129,11 +129,10 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
         return DD_OK;
     }
     status = dd_engine_wait(group->engine, &group->is_idle, wait, err);
-    if (status == DD_OP_TIMED_OUT) {
-        dd_error_set(err, status, GROUP_FORMAT " was closed with operations under way after %.3g s",
-                     GROUP_ARGS(group), dd_wait_elapsed_s(wait));
-    }
     dd_engine_lock(group->engine);
+    if (status == DD_OP_TIMED_OUT) {
+        status = group_error_leftovers_locked(group, wait, err);
+    }
     fail_leftovers_locked(group);
     dd_error over;
     dd_error_set(&over, DD_CLOSED, "the group was closed");

@@ -323,6 +323,8 @@ dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status c
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 /* Make the cause of a collective that has timed out, from the answers of the other ranks. */
 dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
+/* Set DD_OP_TIMED_OUT for a group that was closed, with its calls under way and their places. */
+dd_status group_error_leftovers_locked(const dd_group *group, const dd_wait *wait, dd_error *err);
 /* Make the error text of a cause, as this rank sees it. */
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
 /* Prepend the call to the error's message, as in: all_reduce #41 on group "dp" (rank 3 of 8): ...

@@ -153,6 +153,19 @@ read_record(dd_recorder *recorder, uint64_t record, snapshot_entry *entry)
     return false;
 }
 
+void
+dd_recorder_print_place(dd_recorder *recorder, uint64_t record, char out[128])
+{
+    snapshot_entry entry;
+    const dd_call_site *frame;
+    out[0] = '\0';
+    if (recorder->ring != NULL && read_record(recorder, record, &entry) &&
+        dd_call_sites_get(recorder->sites, entry.body.stack, &frame) > 0) {
+        const char *folder_end = strrchr(frame->file, '/');
+        snprintf(out, 128, " (%s:%d)", folder_end != NULL ? folder_end + 1 : frame->file, frame->line);
+    }
+}
+
 static bool
 is_completed(const snapshot_entry *entry)
 {

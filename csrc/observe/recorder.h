@@ -116,6 +116,9 @@ void dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer);
 /* Record an operation's end; `error` is NULL for success. Only the first end of a record counts. */
 void dd_recorder_end(dd_recorder *recorder, uint64_t record, int64_t now_ns, const dd_error *error);
 
+/* Print where a recorded call was made: " (train.py:12)"; "" if unknown. */
+void dd_recorder_print_place(dd_recorder *recorder, uint64_t record, char out[128]);
+
 /* ---- alarms: failures for the monitor to handle */
 
 typedef struct dd_alarm {

@@ -450,7 +450,9 @@ close_with_work(team_rank *self)
         REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
         dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);
         CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(check_message(), "was closed with operations under way");
+        CHECK_CONTAINS(check_message(), " (rank 0 of ");
+        CHECK_CONTAINS(check_message(), ") was closed with operations under way after 0.0");
+        CHECK_CONTAINS(check_message(), " s: barrier");
         CHECK_STATUS(team_wait(self->group, work), DD_CLOSED);
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     }

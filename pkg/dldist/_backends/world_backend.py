@@ -90,8 +90,11 @@ class WorldBackend(GroupBackend):
 def close(group: World, timeout_s: float) -> None:
     try:
         group.close(timeout_s)
-    except _core.DistTimeoutError:
-        pass  # waiters for the unfinished works receive this error
+    except _core.DistTimeoutError as error:
+        import logging
+
+        # Waiters for the unfinished works also receive an error, but there may be none.
+        logging.getLogger("dldist").warning("%s", error)
 
 
 def world_of_group(pg: ProcessGroup) -> World | None:

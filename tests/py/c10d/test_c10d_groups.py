@@ -13,6 +13,7 @@ import pytest
 import world_workers
 from dldist import carriers
 from dldist import distributed_c10d as c10d
+from dldist._backends import world_backend
 from dldist.rendezvous import Meeting
 from dldist.testing import run_ranks
 from procs import under_load
@@ -206,6 +207,17 @@ def test_interrupt_after_the_rendezvous_leaves_no_group(make, argument, monkeypa
     with pytest.raises(KeyboardInterrupt):
         make(**{argument: "tcp://127.0.0.1:0"}, rank=0, world_size=1)
     assert len(closed) == 1 and not dldist.is_initialized() and dldist.get_pg_count() == 0
+
+
+def test_late_destruction_logs_the_operations_under_way(monkeypatch, caplog):
+    monkeypatch.setattr(world_backend, "CLOSE_TIMEOUT_S", 0.05)
+    dldist.init_process_group()
+    late = dldist.irecv(vector(0), 0, tag=4)
+    dldist.destroy_process_group()
+    (record,) = caplog.records
+    assert "was closed with operations under way after" in record.message
+    assert "s: recv from rank 0 (tag 4) (test_c10d_groups.py:" in record.message
+    assert isinstance(late.exception(), dldist.DistError)
 
 
 EXCEPTHOOK = """

@@ -2,6 +2,8 @@
 worlds, and leaks."""
 
 import gc
+import re
+import sys
 import threading
 import time
 import weakref
@@ -259,6 +261,19 @@ def test_world_whose_close_fails_is_released():
         assert left() is None
     finally:
         gc.enable()
+
+
+def test_late_close_names_the_operations_under_way_and_their_lines():
+    world = dldist.World(name="w")
+    line = sys._getframe().f_lineno + 1
+    late = [world.irecv(vector(0), 0, 4), world.irecv(vector(0), tag=dldist.ANY_TAG), world.new_group([0]).irecv(vector(0), 0)]
+    place = rf"\(test_world\.py:{line}\)"
+    error = error_of(world.close, 0)
+    found = [str(error), *error.__notes__]
+    assert re.search(rf" was closed with operations under way after \S+ s: recv from rank 0 \(tag 0\) {place} \(timeout\)", found[0])
+    both = rf"recv from rank 0 \(tag 4\) {place}, recv from any rank \(any tag\) {place}"
+    assert re.search(rf'group "w" \(rank 0 of 1\) was closed with operations under way after \S+ s: {both} \(timeout\)', found[1])
+    assert all(work.is_completed() for work in late)
 
 
 def test_close_applies_its_timeout_once():
