@@ -35,12 +35,20 @@ def __dir__() -> list[str]:
 
 
 def set_log_level(level: str) -> None:
-    """Log dldist's activity to the logger "dldist"; `level` is "off", "info" or "debug"."""
-    if _core._set_log_level(level):
-        # Import this module only if the log is on: the import loads logging and starts a thread.
+    """Log dldist's activity to the logger "dldist"; `level` is "off", "info" or "debug".
+
+    The last call counts, of this function and of the logger's setLevel().
+    """
+    is_on = _core._set_log_level(level)
+    if is_on or "logging" in _sys.modules:
+        # Import this module only if the program uses logging or the log is on: it imports logging.
         from dldist._base import log
 
-        log.start(level)
+        log.choose(level)
+    _log_calls(level)
+
+
+def _log_calls(level: str) -> None:
     if level.lower() == "debug" or "dldist.c10d_logger" in _sys.modules:
         from dldist import c10d_logger
 
@@ -68,5 +76,9 @@ def _set_log_level_from_environment() -> None:
         warnings.warn(f"DLDIST_LOG: {error}; the log is off", RuntimeWarning, stacklevel=2)
 
 
-if "DLDIST_LOG" in _os.environ:
+if _os.environ.get("DLDIST_LOG"):
     _set_log_level_from_environment()
+elif "logging" in _sys.modules:
+    from dldist._base import log as _log
+
+    _log.follow_logger()

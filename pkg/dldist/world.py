@@ -76,6 +76,7 @@ class World(_core.Group):
         serializer: str = "safe",
         carrier: str | None = None,
     ) -> None:
+        _follow_logger()
         self.serializer = codec.check(serializer)
         if isinstance(store, str) and "://" not in store:
             raise ValueError(f"World(): argument 'store' is not a URL: got {store!r}, expected for example 'tcp://host:port' or a Store")
@@ -442,6 +443,14 @@ def _countdown(timeout: Timeout | None) -> Callable[[], float]:
         seconds = to_timedelta(timeout, "close(): argument 'timeout'").total_seconds()
     end = time.monotonic() + seconds
     return lambda: max(end - time.monotonic(), 0.0)
+
+
+def _follow_logger() -> None:
+    """Apply the level that the program has set with logging, if it uses logging."""
+    if "logging" in sys.modules:
+        from dldist._base import log
+
+        log.follow_logger()
 
 
 def _wait_for_compiled_calls() -> None:

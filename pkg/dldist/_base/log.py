@@ -1,8 +1,15 @@
-"""Passes the C core's log records to Python's logging. Imported only if the log is on."""
+"""Passes the C core's log records to Python's logging. Imported only if the program imports logging,
+or if the log is on.
+
+The level is chosen by DLDIST_LOG, by set_log_level(), or by setLevel() of the logger "dldist": the
+last one counts. Otherwise, the logger's effective level counts, which basicConfig() may have set; it
+is read when dldist is imported and when a World is created.
+"""
 
 import atexit
 import logging
 import os
+import sys
 import threading
 
 from dldist import _core
@@ -19,15 +26,45 @@ global_rank: int | None = None
 
 _thread: threading.Thread | None = None
 _level_set = logging.NOTSET
+_is_chosen = False
+"""True after set_log_level() and DLDIST_LOG, until the program calls setLevel()."""
 
 
-def start(level: str) -> None:
-    """Start the log thread if it is not running, and set the logger's level."""
-    global _level_set
-    if _logger.level == _level_set:
-        # Set the level only if the program has not set another.
-        _level_set = _LEVELS[level.lower()]
-        _logger.setLevel(_level_set)
+def choose(level: str) -> None:
+    """Apply the level of set_log_level(): set the logger's level, and start the log thread."""
+    global _level_set, _is_chosen
+    _is_chosen = True
+    if level.lower() in _LEVELS:
+        if _logger.level == _level_set:
+            # Set the level only if the program has not set another.
+            _level_set = _LEVELS[level.lower()]
+            type(_logger).setLevel(_logger, _level_set)
+        _ensure_thread()
+
+
+def follow_logger() -> None:
+    """Apply the logger's effective level, unless set_log_level() or DLDIST_LOG has chosen one."""
+    if _is_chosen:
+        return
+    number = _logger.getEffectiveLevel()
+    level = next((name for name, least in (("debug", logging.DEBUG), ("info", logging.INFO)) if number <= least), "off")
+    if _core._set_log_level(level):
+        _ensure_thread()
+    sys.modules["dldist"]._log_calls(level)
+
+
+def _set_level(level: int | str) -> None:
+    """The logger's setLevel()."""
+    global _is_chosen
+    type(_logger).setLevel(_logger, level)
+    _is_chosen = False
+    follow_logger()
+
+
+_logger.setLevel = _set_level  # type: ignore[method-assign]
+
+
+def _ensure_thread() -> None:
     if _thread is None:
         _start_thread()
 

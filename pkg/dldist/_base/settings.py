@@ -120,9 +120,9 @@ _MAX_FRAMES = 16
 
 PROGRAM = (
     Setting("log", ("DLDIST_LOG",), _text("`off`, `info`, `debug`"), "off",
-            "How much dldist logs through Python's `logging`, to the logger `dldist`. Read at import; `dldist.set_log_level` "
-            "changes "
-            "it later. `off` costs nothing: no record is formatted and no thread runs."),
+            "How much dldist logs through Python's `logging`, to the logger `dldist`. Read at import. `dldist.set_log_level` "
+            "and the logger's `setLevel` change it later; if it is unset, the logger's effective level counts "
+            "([debugging.md](debugging.md#logging)). `off` costs nothing: no record is formatted and no thread runs."),
     Setting("secret", ("DLDIST_SECRET",), _text("any text"), "",
             "The shared secret of every `TCPStore` that is created without `secret=`, and of the connections between the members "
             "of a "

@@ -1,4 +1,4 @@
-"""DLDIST_LOG: core records must reach Python's logging; without it, no log thread may run."""
+"""The log: core records must reach Python's logging; if it is off, no log thread may run."""
 
 import os
 import subprocess
@@ -68,11 +68,51 @@ def test_info_level_has_no_debug_records():
     assert all(level == "INFO" for _, level, *_ in records)
 
 
-@pytest.mark.parametrize("level", [None, "", "off"])
-def test_off_is_silent_and_runs_no_thread(level):
-    out, err = run(COLLECT, "time.sleep(0.1); print(records, threading.active_count(), threads)", level)
-    assert out.split() == ["[]", "1", "2"]  # the second task is the server's thread
+@pytest.mark.parametrize(
+    ("setup", "level"),
+    [
+        (COLLECT, "off"),
+        ("", None),
+        ("logging.basicConfig()", ""),
+        ("logging.basicConfig(level='DEBUG'); logging.getLogger('dldist').setLevel('WARNING')", None),
+    ],
+)
+def test_off_is_silent_and_runs_no_thread(setup, level):
+    out, err = run(setup, "time.sleep(0.1); print(threading.active_count(), threads)", level)
+    assert out.split() == ["1", "2"]  # the second task is the server's thread
     assert err == ""
+
+
+@pytest.mark.parametrize("setup", [COLLECT, COLLECT.replace(".setLevel(logging.DEBUG)", "") + "logging.basicConfig(level='DEBUG')"])
+def test_level_set_before_the_import_counts(setup):
+    out, _ = run(setup, PRINT_WHEN_THERE.format(condition="any(r[1] == 'DEBUG' for r in records)"), None)
+    assert {"INFO", "DEBUG"} == {level for _, level, *_ in records_of(out)}, out
+
+
+SET_LATER = """
+dldist.World().close()
+{set_level}
+{then}
+store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+""" + PRINT_WHEN_THERE.format(condition="records")
+
+
+@pytest.mark.parametrize(
+    ("set_level", "then", "is_shown"),
+    [
+        ("logging.getLogger('dldist').setLevel('INFO')", "", True),
+        ("logging.getLogger('dldist').setLevel('INFO')", "logging.getLogger('dldist').setLevel('ERROR')", False),
+        ("logging.getLogger('dldist').setLevel('INFO')", "dldist.set_log_level('off')", False),
+        ("dldist.set_log_level('info')", "logging.getLogger('dldist').setLevel('ERROR')", False),
+        ("dldist.set_log_level('off')", "logging.getLogger('dldist').setLevel('INFO')", True),
+        ("logging.basicConfig(level='INFO')", "dldist.World().close()", True),  # read when a World is created
+    ],
+)
+def test_last_level_counts_at_run_time(set_level, then, is_shown):
+    setup = COLLECT.replace(".setLevel(logging.DEBUG)", "")
+    end = SET_LATER.format(set_level=set_level, then=then).replace("+ 5", "+ 5" if is_shown else "+ 0.2")
+    out, _ = run(setup, end, None)
+    assert bool(records_of(out)) == is_shown, out
 
 
 def test_unknown_level_is_reported():
