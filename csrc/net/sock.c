@@ -5,6 +5,9 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -214,6 +217,48 @@ dd_sock_is_same_user(int fd)
     struct ucred cred = {0};
     socklen_t len = sizeof cred;
     return dd_sys_getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == dd_sys_geteuid();
+}
+
+/* Write an IP address as the kernel's socket diagnostics expect it, and return the port. */
+static __be16
+put_diag_address(const dd_addr *addr, __be32 out[4])
+{
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
+    bool is_v6 = in6->sin6_family == AF_INET6;
+    const void *address =
+        is_v6 ? (const void *)&in6->sin6_addr : &((const struct sockaddr_in *)in6)->sin_addr;
+    memcpy(out, address, is_v6 ? sizeof(struct in6_addr) : sizeof(struct in_addr));
+    return htons(dd_addr_port(addr));
+}
+
+bool
+dd_sock_is_tcp_of_same_user(int fd)
+{
+    dd_addr local = dd_sock_local_addr(fd);
+    dd_addr peer = dd_sock_peer_addr(fd);
+    struct {
+        struct nlmsghdr head;
+        union {
+            struct inet_diag_req_v2 query;
+            struct inet_diag_msg answer;
+        };
+    } message = {.head = {.nlmsg_type = SOCK_DIAG_BY_FAMILY, .nlmsg_flags = NLM_F_REQUEST}};
+    message.head.nlmsg_len = NLMSG_LENGTH(sizeof message.query);
+    message.query.sdiag_family = (uint8_t)peer.storage.ss_family;
+    message.query.sdiag_protocol = IPPROTO_TCP;
+    memset(message.query.id.idiag_cookie, 0xff, sizeof message.query.id.idiag_cookie); /* any socket */
+    /* The query names the peer's socket: its local address is this connection's peer address. */
+    message.query.id.idiag_sport = put_diag_address(&peer, message.query.id.idiag_src);
+    message.query.id.idiag_dport = put_diag_address(&local, message.query.id.idiag_dst);
+    int diag = dd_fork_register(dd_sys_socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+    /* The kernel answers before send returns. recv cuts the answer's attributes off. */
+    bool is_answered = diag >= 0 && dd_sys_send(diag, &message, message.head.nlmsg_len, 0) > 0 &&
+                       dd_sys_recv(diag, &message, sizeof message, MSG_DONTWAIT) == sizeof message &&
+                       message.head.nlmsg_type == SOCK_DIAG_BY_FAMILY;
+    dd_sock_close(diag);
+    /* For a socket that no process has open, the kernel reports user 0 and inode 0. */
+    return is_answered && message.answer.idiag_state == TCP_ESTABLISHED && message.answer.idiag_inode != 0 &&
+           message.answer.idiag_uid == dd_sys_geteuid();
 }
 
 void

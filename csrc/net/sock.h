@@ -47,6 +47,9 @@ bool dd_sock_is_fd_scarce(int fd);
 
 /* Return true if the peer of a Unix socket was a process of this user when it connected. */
 bool dd_sock_is_same_user(int fd);
+/* Return true if the peer of a TCP connection is an open socket of this user and network namespace,
+ * according to the kernel. */
+bool dd_sock_is_tcp_of_same_user(int fd);
 
 /* Tune a connected TCP socket for a link between ranks: a host that vanishes is detected after
  * about 15 seconds, with or without unacknowledged bytes. */

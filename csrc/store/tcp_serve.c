@@ -116,10 +116,14 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
     uint32_t nonce = (uint32_t)dd_tcp_read(reader, 'u');
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
-        tcp_conn_close(conn, conn->is_surplus
-                                 ? no_descriptors
-                                 : "the client uses PyTorch's protocol, which cannot prove the secret");
-        return;
+        bool may_open = conn->server->is_open_to_own_torch && !conn->is_surplus;
+        if (!may_open || !(conn->is_unix || dd_sock_is_tcp_of_same_user(conn->handler.fd))) {
+            tcp_conn_close(conn, conn->is_surplus
+                                     ? no_descriptors
+                                     : "the client uses PyTorch's protocol, which cannot prove the secret");
+            return;
+        }
+        open_conn(conn);
     }
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
     dd_tcp_write(&writer, 'u', is_offer ? ~nonce : nonce);

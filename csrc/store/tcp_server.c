@@ -427,6 +427,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
     dd_cond_init(&server->joined_cond);
     server->is_encryption_off = options->is_encryption_off;
+    server->is_open_to_own_torch = options->is_open_to_own_torch;
     dd_status status = dd_blob_assign(&server->secret, options->secret, err);
     if (status == DD_OK && (server->epoll_fd < 0 || server->wake.fd < 0)) {
         status = dd_error_set_errno(err, DD_SYSTEM, reason, "cannot create an event loop");

@@ -31,11 +31,12 @@ typedef struct dd_tcp_limits {
     ((dd_tcp_limits){UINT64_C(64) << 10, UINT64_C(256) << 20, UINT64_C(1) << 20, UINT64_C(1) << 30})
 
 typedef struct dd_tcp_server_options {
-    const char *host;       /* address to listen on; "", "*", "0.0.0.0" or "::" for all addresses */
-    uint16_t port;          /* port to listen on; 0 for any free port */
-    int listen_fd;          /* a bound socket, which the server owns on success; -1 for none */
-    dd_bytes secret;        /* secret that clients must know; empty for no authentication */
-    bool is_encryption_off; /* if true, TCP is not encrypted even if there is a secret */
+    const char *host;          /* address to listen on; "", "*", "0.0.0.0" or "::" for all addresses */
+    uint16_t port;             /* port to listen on; 0 for any free port */
+    int listen_fd;             /* a bound socket, which the server owns on success; -1 for none */
+    dd_bytes secret;           /* secret that clients must know; empty for no authentication */
+    bool is_encryption_off;    /* if true, TCP is not encrypted even if there is a secret */
+    bool is_open_to_own_torch; /* true to serve PyTorch's clients of this user and host without a secret */
     dd_tcp_limits limits;
     /* Time for a client to prove that it knows the secret. Its first bytes must arrive sooner. */
     int64_t handshake_timeout_ns;

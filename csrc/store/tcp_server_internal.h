@@ -97,6 +97,7 @@ struct dd_tcp_server {
     dd_tcp_limits limits;
     dd_blob secret;
     bool is_encryption_off;
+    bool is_open_to_own_torch;
     int64_t handshake_timeout_ns;
     uint16_t port;
     uint64_t fork_generation;

@@ -250,6 +250,19 @@ TEST(connections_of_every_family_carry_bytes)
     }
 }
 
+TEST(owner_of_a_tcp_peer_is_known_while_it_is_open)
+{
+    pair p;
+    dd_addr addr = loopback();
+    REQUIRE(pair_open(&p, &addr));
+    CHECK(dd_sock_is_tcp_of_same_user(p.server));
+    CHECK(dd_sock_is_tcp_of_same_user(p.client));
+    dd_sock_close(p.client);
+    p.client = -1;
+    CHECK(!dd_sock_is_tcp_of_same_user(p.server));
+    pair_close(&p);
+}
+
 TEST(port_in_use_names_the_address)
 {
     dd_addr addr = loopback();

@@ -779,6 +779,32 @@ TEST(secret_is_needed_for_everything)
     dd_tcp_server_release(server);
 }
 
+TEST(secret_is_not_needed_by_own_torch_clients)
+{
+    dd_tcp_server_options options = raw_options();
+    options.secret = dd_bytes_of_string(secret_text);
+    options.is_open_to_own_torch = true;
+    dd_tcp_server *server = raw_server(&options);
+    uint16_t port = dd_tcp_server_port(server);
+    int torch = raw_open(port);
+    raw_ask(torch, DD_TCP_PING, "u", 4711u);
+    CHECK(raw_expect(torch, "u", 4711u));
+    raw_ask(torch, DD_TCP_SET, "kv", "/k", "value");
+    raw_ask(torch, DD_TCP_GET, "k", "/k");
+    CHECK(raw_expect(torch, "v", "value"));
+    int without_ping = raw_open(port);
+    raw_ask(without_ping, DD_TCP_GET, "k", "/k");
+    CHECK(raw_is_closed(without_ping));
+    int without = raw_open(port);
+    raw_ask(without, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 1LL, "host", "");
+    CHECK(raw_expect(without, "bv", DD_AUTH, "the store needs a secret and the client has none"));
+    CHECK(raw_is_closed(without));
+    close(torch);
+    close(without_ping);
+    close(without);
+    dd_tcp_server_release(server);
+}
+
 TEST(only_a_fresh_correct_proof_is_accepted)
 {
     dd_tcp_server_options options = raw_options();

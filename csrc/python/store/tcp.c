@@ -20,6 +20,7 @@ typedef struct tcp_store_arguments {
     bool is_multi_tenant;
     dd_tcp_registry *registry; /* the process's servers; NULL unless is_multi_tenant */
     bool is_libuv;
+    bool is_open_to_own_torch;
     int64_t port;
     int64_t world_size;
     int64_t listen_fd;
@@ -143,7 +144,8 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
         {"multi_tenant", PY_FLAG, &arguments->is_multi_tenant},
         {"master_listen_fd", PY_INT64, &arguments->listen_fd}, {"use_libuv", PY_FLAG, &arguments->is_libuv},
         {"secret", PY_OBJECT, &arguments->secret}, {"max_key_bytes", PY_INT64, &arguments->max_key_bytes},
-        {"max_value_bytes", PY_INT64, &arguments->max_value_bytes});
+        {"max_value_bytes", PY_INT64, &arguments->max_value_bytes},
+        {"_is_open_to_own_torch", PY_FLAG, &arguments->is_open_to_own_torch});
     *arguments = (tcp_store_arguments){
         .is_libuv = true,
         .world_size = -1,
@@ -173,6 +175,7 @@ open_store(const void *given, dd_store **store, const dd_wait *wait, dd_error *e
             .listen_fd = arguments->listen_fd == NOT_GIVEN ? -1 : (int)arguments->listen_fd,
             .secret = options.secret,
             .is_encryption_off = options.is_encryption_off,
+            .is_open_to_own_torch = arguments->is_open_to_own_torch,
             .limits = arguments->limits,
             .handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS,
             .registry = arguments->registry,
@@ -266,7 +269,7 @@ static PyType_Slot tcp_store_slots[] = {
     {Py_tp_doc,
      "TCPStore(host_name, port, world_size=None, is_master=False, timeout=300.0, wait_for_workers=True,\n"
      "         multi_tenant=False, master_listen_fd=None, use_libuv=True, *, secret=None, max_key_bytes=None,\n"
-     "         max_value_bytes=None)\n--\n\n"
+     "         max_value_bytes=None, _is_open_to_own_torch=False)\n--\n\n"
      "A store on a server that one of the processes runs; it speaks the protocol of PyTorch's TCPStore.\n\n"
      "host_name, port: where the server is, or for the master where it listens; port 0 takes a free one.\n"
      "world_size: how many processes join; with wait_for_workers the master waits for them.\n"
