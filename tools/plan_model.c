@@ -167,7 +167,7 @@ steps_of_rank(const problem *p)
 {
     const char *name = p->algorithm->name;
     dd_coll coll = p->algorithm->coll;
-    bool is_whole = strcmp(name, "exchange") == 0 || (strcmp(name, "direct") == 0 && coll == DD_COLL_SCAN) ||
+    bool is_whole = strcmp(name, "exchange") == 0 || (strcmp(name, "direct") == 0 && dd_coll_traits_of[coll].is_prefix) ||
                     strcmp(name, "bruck") == 0 || (strcmp(name, "binomial") == 0 && is_blockwise(coll)) ||
                     (strcmp(name, "direct") == 0 && coll == DD_COLL_REDUCE);
     double nsegments = (double)p->total_nbytes / (double)p->segment_nbytes + 1;
@@ -751,6 +751,7 @@ hierarchical(dd_coll coll, int nranks, size_t total_nbytes)
     case DD_COLL_SCATTER:
     case DD_COLL_ALL_TO_ALL:
     case DD_COLL_SCAN:
+    case DD_COLL_EXSCAN:
         break;
     }
     return 0;

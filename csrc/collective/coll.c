@@ -23,7 +23,8 @@ const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT] = {
      .is_split = IS_EACH(DD_BLOCKS_##inputs),                          \
      .is_collected = IS_EACH(DD_BLOCKS_##outputs),                     \
      .is_fold = DD_FOLDS_##fold != DD_FOLDS_NOTHING,                   \
-     .is_prefix = DD_FOLDS_##fold == DD_FOLDS_PREFIX,                  \
+     .is_prefix = DD_FOLDS_##fold >= DD_FOLDS_PREFIX,                  \
+     .is_exclusive = DD_FOLDS_##fold == DD_FOLDS_LOWER,                \
      .is_common = DD_COLL_SUPPORT_##support == DD_COLL_SUPPORT_COMMON, \
      .has_uneven = IS_EACH(DD_BLOCKS_##inputs) || IS_EACH(DD_BLOCKS_##outputs)},
     DD_COLL_LIST(COLL_TRAITS)
@@ -82,7 +83,7 @@ dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op)
 int
 dd_coll_nfolded(dd_coll coll, int rank, int nranks)
 {
-    return dd_coll_traits_of[coll].is_prefix ? rank + 1 : nranks;
+    return dd_coll_traits_of[coll].is_prefix ? rank + !dd_coll_traits_of[coll].is_exclusive : nranks;
 }
 
 bool

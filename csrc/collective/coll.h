@@ -25,10 +25,11 @@ typedef enum dd_coll_fold {
     DD_FOLDS_NOTHING,
     DD_FOLDS_ALL,
     DD_FOLDS_PREFIX, /* the inputs of rank 0 up to the rank itself */
+    DD_FOLDS_LOWER,  /* the inputs of all lower ranks; rank 0 folds none, and its output is not written */
 } dd_coll_fold;
 
 /* The kinds of collectives: X(name, text, input blocks, output blocks, fold, support). The fold is
- * NOTHING, ALL or PREFIX. The support is COMMON if carriers and NCCL have such a call, OWN if only
+ * NOTHING, ALL, PREFIX or LOWER. The support is COMMON if carriers and NCCL have such a call, OWN if only
  * dldist has it. All other traits follow from the row. The order of rows is part of the wire
  * format: add new kinds at the end. */
 #define DD_COLL_LIST(X)                                       \
@@ -41,7 +42,8 @@ typedef enum dd_coll_fold {
     X(ALL_GATHER, all_gather, ONE, EACH, NOTHING, COMMON)     \
     X(REDUCE_SCATTER, reduce_scatter, EACH, ONE, ALL, COMMON) \
     X(ALL_TO_ALL, all_to_all, EACH, EACH, NOTHING, COMMON)    \
-    X(SCAN, scan, ONE, ONE, PREFIX, OWN)
+    X(SCAN, scan, ONE, ONE, PREFIX, OWN)                      \
+    X(EXSCAN, exscan, ONE, ONE, LOWER, OWN)
 
 typedef enum dd_coll {
 #define DD_COLL_ENUM(name, ...) DD_COLL_##name,
@@ -85,7 +87,8 @@ typedef struct dd_coll_traits {
     bool is_split;     /* a sender has one input block for each rank */
     bool is_collected; /* a receiver has one output block from each rank */
     bool is_fold;      /* elements are reduced */
-    bool is_prefix;    /* a rank's result covers only rank 0 up to itself (scan) */
+    bool is_prefix;    /* a rank's result covers only a prefix of the ranks (scan, exscan) */
+    bool is_exclusive; /* a prefix without the rank itself (exscan) */
     bool is_common;    /* carriers and NCCL have such a call */
     bool has_uneven;   /* blocks may differ in size */
 } dd_coll_traits;
@@ -95,12 +98,13 @@ extern const dd_coll_traits dd_coll_traits_of[DD_COLL_COUNT];
 const char *dd_coll_name(dd_coll coll); /* never NULL */
 bool dd_coll_is_folding(dd_coll coll);
 bool dd_coll_has_root(dd_coll coll);
-/* Return true if the collective supports the reduction. A prefix (scan) does not support AVG,
+/* Return true if the collective supports the reduction. A prefix does not support AVG,
  * because its ranks would divide by different numbers. */
 bool dd_coll_has_reduction(dd_coll coll, dd_dtype dtype, dd_redop op);
 /* Return the number of ranks, from 0 on, whose inputs are reduced into the output of `rank`. */
 int dd_coll_nfolded(dd_coll coll, int rank, int nranks);
-/* Return true if all ranks pass arrays of one size: broadcast, reduce, all_reduce, scan. */
+/* Return true if all ranks pass arrays of one size: broadcast, reduce, all_reduce, scan,
+ * exscan. */
 bool dd_coll_is_array(dd_coll coll);
 /* Return true if every rank knows the sizes of all blocks, because it has a block for or from each
  * rank on one side only: all_gather, reduce_scatter. */
@@ -115,8 +119,8 @@ typedef struct dd_block {
 /* One rank's part of a collective. Input block k is for rank k (scatter, reduce_scatter,
  * all_to_all); output block k is from rank k (gather, all_gather, all_to_all). Inputs are written
  * only if they share memory with an output. In a call in place, an output is the same memory as its
- * input: outputs[0] == inputs[0] (all_reduce, scan, broadcast, reduce), inputs[0] == outputs[rank]
- * (all_gather, gather), outputs[0] == inputs[rank] (scatter, reduce_scatter). Otherwise blocks must
+ * input: outputs[0] == inputs[0] (all_reduce, scan, exscan, broadcast, reduce), inputs[0] ==
+ * outputs[rank] (all_gather, gather), outputs[0] == inputs[rank] (scatter, reduce_scatter). Otherwise blocks must
  * not overlap.
  *
  * A reduction may be one stage of a larger reduction: `stage` determines whether inputs and outputs

@@ -91,7 +91,8 @@ dd_build_fold_shares(dd_builder *b)
     fold_direct(b, false);
 }
 
-/* ---- prefixes: rank r gets the fold of the inputs of ranks 0 to r, in linear order */
+/* ---- prefixes: rank r gets the fold of the inputs of ranks 0 to r (scan) or r - 1 (exscan), in
+ * linear order. In an exscan, the output of rank 0 is not written. */
 
 /* Every rank sends its input to all higher ranks. */
 void
@@ -113,8 +114,12 @@ dd_build_scan_direct(dd_builder *b)
         for (int peer = b->rank - 1; peer >= 0; peer--) {
             dd_builder_recv(b, peer, s, plan_fold_slot_of(b, slots, peer));
         }
+        int nfolded = dd_coll_nfolded(b->args->coll, b->rank, b->nranks);
+        if (nfolded == 0) {
+            continue;
+        }
         uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dd_builder_block_output(b, 0, s));
-        for (int k = 0; k <= b->rank; k++) {
+        for (int k = 0; k < nfolded; k++) {
             dd_builder_add_source(b, k == b->rank ? own_range : plan_fold_slot_of(b, slots, k));
         }
         dd_builder_update_step(latest, fold);
@@ -126,8 +131,10 @@ static void
 pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
 {
     bool is_first = b->rank == 0;
-    /* True if a partial result can be stored as a result. */
-    bool is_result = !b->is_lifted && b->output_nbytes == b->partial_nbytes;
+    bool is_last = b->rank + 1 == b->nranks;
+    bool is_exclusive = dd_coll_traits_of[b->args->coll].is_exclusive;
+    /* True if the partial result that is sent on can be stored as this rank's result. */
+    bool is_result = !is_exclusive && !b->is_lifted && b->output_nbytes == b->partial_nbytes;
     dd_plan_range output = dd_builder_block_output(b, 0, s);
     dd_plan_range held = dd_builder_block_input(b, 0, s);
     if (b->is_lifted) {
@@ -135,18 +142,23 @@ pass_prefix(dd_builder *b, size_t s, size_t partial_nbytes)
         add_fold_of_one(b, DD_STAGE_FIRST, held, lift);
         held = lift;
     }
+    dd_plan_range result = held;
     if (!is_first) {
         dd_plan_range received = dd_builder_add_scratch(b, partial_nbytes);
         dd_plan_range dst = is_result ? output : received;
+        dst = is_exclusive ? dd_builder_add_scratch(b, partial_nbytes) : dst;
         dd_builder_recv(b, b->rank - 1, s, received);
-        add_fold_of_two(b, DD_STAGE_MIDDLE, received, held, dst);
+        if (!is_exclusive || !is_last) {
+            add_fold_of_two(b, DD_STAGE_MIDDLE, received, held, dst);
+        }
+        result = is_exclusive ? received : dst;
         held = dst;
     }
-    if (b->rank + 1 < b->nranks) {
+    if (!is_last) {
         dd_builder_send(b, b->rank + 1, s, held);
     }
-    if (is_first || !is_result) {
-        add_fold_of_one(b, DD_STAGE_LAST, held, output);
+    if (is_exclusive ? !is_first : is_first || !is_result) {
+        add_fold_of_one(b, DD_STAGE_LAST, result, output);
     }
 }
 

@@ -121,7 +121,7 @@ void dd_build_fold_whole(dd_builder *builder);  /* reduce, all_reduce */
 void dd_build_fold_shares(dd_builder *builder); /* reduce, all_reduce, reduce_scatter */
 void dd_build_fold_ring(dd_builder *builder);   /* all_reduce, reduce_scatter */
 void dd_build_fold_tree(dd_builder *builder);   /* reduce, all_reduce */
-void dd_build_scan_direct(dd_builder *builder);
-void dd_build_scan_chain(dd_builder *builder);
+void dd_build_scan_direct(dd_builder *builder); /* scan, exscan */
+void dd_build_scan_chain(dd_builder *builder);  /* scan, exscan */
 
 #endif

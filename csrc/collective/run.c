@@ -115,7 +115,8 @@ cancel_legs(dd_run *run)
 static bool
 copy_single_rank(const dd_coll_args *args)
 {
-    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0) {
+    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0 ||
+        dd_coll_nfolded(args->coll, 0, 1) == 0) {
         return true;
     }
     const void *src = args->inputs[0].data;

@@ -36,6 +36,8 @@ const dd_algorithm dd_algorithms[] = {
     {"bruck", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, true, dd_build_all_to_all_bruck},
     {"direct", DD_COLL_SCAN, DD_ORDER_LINEAR, false, dd_build_scan_direct},
     {"chain", DD_COLL_SCAN, DD_ORDER_LINEAR, false, dd_build_scan_chain},
+    {"direct", DD_COLL_EXSCAN, DD_ORDER_LINEAR, false, dd_build_scan_direct},
+    {"chain", DD_COLL_EXSCAN, DD_ORDER_LINEAR, false, dd_build_scan_chain},
     {NULL, DD_COLL_BARRIER, DD_ORDER_NONE, false, NULL},
 };
 
@@ -119,6 +121,10 @@ static const select_rule rules[] = {
     {DD_COLL_SCAN, 2, ANY_NBYTES, "direct"},
     {DD_COLL_SCAN, 8, 64 * KIB, "direct"},
     {DD_COLL_SCAN, ANY_NRANKS, ANY_NBYTES, "chain"},
+
+    {DD_COLL_EXSCAN, 2, ANY_NBYTES, "direct"},
+    {DD_COLL_EXSCAN, 8, 64 * KIB, "direct"},
+    {DD_COLL_EXSCAN, ANY_NRANKS, ANY_NBYTES, "chain"},
 };
 
 /* A word in the text of an override. */

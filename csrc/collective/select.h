@@ -14,7 +14,7 @@ typedef struct dd_selection {
 dd_status dd_selection_parse(const char *text, dd_selection *selection, dd_error *err) DD_MUST_CHECK;
 
 /* The facts that decide the choice. They must be equal on all ranks, so that all ranks choose
- * alike. nbytes is the size of the array (broadcast, reduce, all_reduce, scan) or of the largest
+ * alike. nbytes is the size of the array (broadcast, reduce, all_reduce, scan, exscan) or of the largest
  * block; 0 if some rank does not know it (gather, scatter, uneven all_to_all). */
 typedef struct dd_select_query {
     dd_coll coll;

@@ -6,12 +6,15 @@
 #include "collective/coll.h"
 
 /* Input `block` of each rank from `first` to `first + count - 1`: one rank, or the ranks to fold in
- * this order. */
+ * this order. If count is 0, the output must keep its content. */
 typedef struct coll_sources {
     int first;
     int count;
     int block;
 } coll_sources;
+
+/* The bytes that the C tests put into outputs before a call. */
+#define COLL_UNTOUCHED 0xa5
 
 /* Return the sources of output `output` of a rank. The collective must move data. */
 static inline coll_sources

@@ -159,7 +159,7 @@ coll_world_fill_rank(coll_world *world, int number)
 {
     coll_rank *rank = &world->ranks[number];
     for (int i = 0; i < rank->noutputs; i++) {
-        memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+        memset(rank->outputs[i].data, COLL_UNTOUCHED, rank->outputs[i].nbytes);
     }
     for (int i = 0; i < rank->ninputs; i++) {
         fill_block(world->label.dtype, rank->inputs[i], number * 7 + i);
@@ -186,6 +186,11 @@ expected(const coll_world *world, int rank, int output, void *folded)
     size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(test_case->dtype);
     for (int k = 0; k < from.count; k++) {
         sources[k] = world->ranks[from.first + k].originals[from.block];
+    }
+    if (from.count == 0) {
+        bool is_input = world->ranks[rank].outputs[output].data == world->ranks[rank].inputs[0].data;
+        return is_input ? world->ranks[rank].originals[0]
+                        : memset(folded, COLL_UNTOUCHED, world->ranks[rank].outputs[output].nbytes);
     }
     if (!dd_coll_is_folding(test_case->coll)) {
         return sources[0];

@@ -137,6 +137,14 @@ expect(const coll_case *test, const team_rank *self, int output, void *out)
     }
     const void *sources[64];
     size_t count = block_count(test, from.first, from.block);
+    if (from.count == 0 && test->is_in_place) {
+        fill(test, self->rank, from.block, out);
+        return;
+    }
+    if (from.count == 0) {
+        memset(out, COLL_UNTOUCHED, count * dd_dtype_size(test->dtype));
+        return;
+    }
     for (int k = 0; k < from.count; k++) {
         void *source = malloc(count * dd_dtype_size(test->dtype) + 1);
         fill(test, from.first + k, from.block, source);
@@ -188,7 +196,7 @@ make_blocks(team_rank *self, const coll_case *test, dd_block *blocks, int count,
     }
     for (int i = 0; i < count; i++) {
         blocks[i].data = at != NULL ? at : malloc(blocks[i].nbytes + (blocks[i].nbytes == 0 ? 1 : 0));
-        memset(blocks[i].data, 0xa5, blocks[i].nbytes);
+        memset(blocks[i].data, COLL_UNTOUCHED, blocks[i].nbytes);
         at += at != NULL ? blocks[i].nbytes : 0;
     }
 }

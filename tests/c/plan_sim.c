@@ -153,7 +153,7 @@ sim_make_rank(sim_world *world, int number, bool has_memory)
             rank->outputs[i].data = rank->inputs[input].data;
         } else {
             rank->outputs[i].data = malloc(rank->outputs[i].nbytes + 1);
-            memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+            memset(rank->outputs[i].data, COLL_UNTOUCHED, rank->outputs[i].nbytes);
         }
     }
 }

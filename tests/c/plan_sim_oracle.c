@@ -122,6 +122,12 @@ expected(const sim_world *world, int rank, int block, folded *last)
     if (!dd_coll_is_folding(sim->algorithm->coll)) {
         return world->ranks[from.first].originals[from.block];
     }
+    if (from.count == 0) {
+        const sim_rank *own_rank = &world->ranks[rank];
+        last->from = from;
+        return sim->is_in_place ? own_rank->originals[0]
+                                : memset(last->data, COLL_UNTOUCHED, own_rank->outputs[block].nbytes);
+    }
     if (from.count != last->from.count || from.block != last->from.block) {
         fold(world, &from, last->data, sim_count(sim, 0, rank));
         last->from = from;

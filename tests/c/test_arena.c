@@ -133,7 +133,7 @@ take(test_board *board, size_t nbytes)
         board->next += -(uintptr_t)board->next % 4096;
     }
     dd_block block = {.data = board->next, .nbytes = nbytes};
-    memset(board->next, 0xa5, nbytes + 64);
+    memset(board->next, COLL_UNTOUCHED, nbytes + 64);
     board->next += nbytes + 64;
     return block;
 }
@@ -142,7 +142,7 @@ static bool
 is_tail_intact(const dd_block *block)
 {
     for (size_t i = 0; i < 48; i++) {
-        if (((const uint8_t *)block->data)[block->nbytes + i] != 0xa5) {
+        if (((const uint8_t *)block->data)[block->nbytes + i] != COLL_UNTOUCHED) {
             return false;
         }
     }
@@ -181,6 +181,14 @@ expect(const test_scene *scene, int rank, int output, test_board *board)
     size_t count = count_between(scene, from.first, rank);
     if (!is_fold(scene)) {
         fill(scene, from.first, from.block, board->expected, count * size);
+        return;
+    }
+    if (from.count == 0 && board->outputs[output].data == board->inputs[0].data) {
+        fill(scene, rank, from.block, board->expected, count * size);
+        return;
+    }
+    if (from.count == 0) {
+        memset(board->expected, COLL_UNTOUCHED, board->outputs[output].nbytes);
         return;
     }
     const void *sources[DD_ARENA_MAX_RANKS];

@@ -781,7 +781,7 @@ TEST(each_kind_of_wait_stays_within_its_limits)
 static const double copy_limits[] = {
     [DD_COLL_BARRIER] = 0,    [DD_COLL_BROADCAST] = 2, [DD_COLL_REDUCE] = 1,     [DD_COLL_ALL_REDUCE] = 3,
     [DD_COLL_GATHER] = 3,     [DD_COLL_SCATTER] = 3,   [DD_COLL_ALL_GATHER] = 6, [DD_COLL_REDUCE_SCATTER] = 2,
-    [DD_COLL_ALL_TO_ALL] = 6, [DD_COLL_SCAN] = 1,
+    [DD_COLL_ALL_TO_ALL] = 6, [DD_COLL_SCAN] = 1,      [DD_COLL_EXSCAN] = 1,
 };
 DD_COLL_CHECK_TABLE(copy_limits);
 

@@ -306,7 +306,7 @@ static bool
 move_read_round(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
-    if (!dd_arena_is_receiver(op->call, arena->rank)) {
+    if (!dd_arena_is_receiver(op->call, arena->rank) || op->nfolded == 0) {
         return true;
     }
     if (op->is_shared_fold) {

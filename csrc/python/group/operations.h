@@ -99,6 +99,10 @@
       1, (PY_TENSORS(tensor), PY_REDUCTION,), ONE(0), ONE(0), \
       "($self, tensor, op='sum', *, ", \
       "Reduces, on each rank, the tensors of all ranks up to it. Every rank's tensor becomes its result.") \
+    X(exscan, EXSCAN, 100, "exscan", "", "exscan", "", \
+      1, (PY_TENSORS(tensor), PY_REDUCTION,), ONE(0), ONE(0), \
+      "($self, tensor, op='sum', *, ", \
+      "Reduces, on each rank, the tensors of all lower ranks. Every rank's tensor becomes its result, except the tensor of rank 0, which does not change.") \
     X(barrier, BARRIER, 15, "barrier", "", "barrier", "", \
       0, (), NOTHING, NOTHING, \
       "($self, *, ", \

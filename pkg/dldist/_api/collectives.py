@@ -180,6 +180,34 @@ def scan(
     return calls_of(group).scan(tensor, op, timeout=timeout, async_op=async_op)
 
 
+@_documented
+def exscan(
+    tensor: Tensor,
+    op: Op = SUM,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout | None = None,
+) -> _core.Work | None:
+    """Reduce the tensors of ranks 0 to r - 1 on each rank r, in place, like MPI_Exscan (exclusive).
+
+    Args:
+        tensor: The input, and the result. On rank 0, it does not change. Same dtype and size on all
+            ranks.
+        op: As in scan.
+
+    Raises:
+        ValueError, DistMismatchError, NotImplementedError: As for scan.
+
+    Example:
+        >>> x = array("i", [1, 2])
+        >>> dist.exscan(x)
+        >>> x.tolist()                                        # rank 0 has no lower ranks
+        [1, 2]
+    """
+    return calls_of(group).exscan(tensor, op, timeout=timeout, async_op=async_op)
+
+
 @completed(_ARGUMENTS, _RETURNS)
 def barrier(
     group: AnyGroup | None = None,

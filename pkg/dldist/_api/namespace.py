@@ -14,7 +14,7 @@ C10D = {
     "dldist._api.coalescing": "coalescing record_comm",
     "dldist._api.collectives": """
         all_gather all_gather_coalesced all_gather_into_tensor all_gather_single all_reduce all_reduce_coalesced all_to_all
-        all_to_all_single barrier broadcast gather gather_into_tensor gather_single monitored_barrier reduce reduce_op
+        all_to_all_single barrier broadcast exscan gather gather_into_tensor gather_single monitored_barrier reduce reduce_op
         reduce_scatter reduce_scatter_single reduce_scatter_tensor scan scatter supports_complex
     """,
     "dldist._backends.cpu": "ProcessGroupGloo",

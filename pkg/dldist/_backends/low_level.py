@@ -28,6 +28,7 @@ _OPTIONS = {
     "reduce": options.ReduceOptions,
     "reduce_scatter": options.ReduceScatterOptions,
     "scan": options.AllreduceOptions,
+    "exscan": options.AllreduceOptions,
     "scatter": options.ScatterOptions,
 }
 """The options class of each operation, or of a collective for all of its operations."""

@@ -275,6 +275,7 @@ _LIBRARIES = {
     "jaxlib": (("Array",), JAX),
     "cupy": (("ndarray",), _CUPY),
 }
+_MODULES: dict[Family, str] = {NUMPY: "numpy", TORCH: "torch", JAX: "jax.numpy", _CUPY: "cupy"}  # with a function full_like
 _BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryview: _Memoryview(), _core.SharedArray: _Shared()}
 _NUMBER = _Number()
 
@@ -391,10 +392,23 @@ def write_or_replace(family: Family, x: Any, content: Any) -> Any:
     return x
 
 
-def zeros_like(x: Any) -> Any:
-    """Return zeros with the shape and dtype of x, a PyTorch or JAX array, which may be traced."""
-    library = sys.modules["torch"] if find_family(x) is TORCH else sys.modules["jax"].numpy
-    return library.zeros_like(x)
+def full_like(x: Any, value: float) -> Any:
+    """Return an array like x, which may be traced, or a number, with this value in all elements."""
+    family = value_family_of(x, "full_like")
+    if family in _MODULES:
+        result = sys.modules[_MODULES[family]].full_like(x, value)
+        return NUMPY.finish(result, x) if family is NUMPY else result
+    shape = family.shape(x)
+    count = math.prod(shape)
+    content = private_memory(count, NUMBER_DTYPES.get(type(x)) or dtype_name(x))
+    if count > 0:
+        content[0] = value
+    done = 1
+    while done < count:
+        size = min(done, count - done)
+        _core._copy_tensor(content.part(done, size), content.part(0, size))
+        done += size
+    return new_array(family, x, content.part(0, shape))
 
 
 def private_memory(shape: Any, dtype: Any) -> _core.SharedArray:

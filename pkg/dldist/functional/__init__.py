@@ -11,7 +11,7 @@ or polars, which give NumPy arrays. `group` is a dldist.Group, a World or a
 group from new_group; None is the default world. Ranks are group ranks. `timeout` limits one call.
 
 With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
-all_reduce and reduce_scatter ("sum" and "avg"), scan ("sum"), all_gather, all_to_all, broadcast and
+all_reduce and reduce_scatter ("sum" and "avg"), scan and exscan ("sum"), all_gather, all_to_all, broadcast and
 permute have gradients, in JAX and in PyTorch. Gradients are of the sum over all ranks, so every
 rank must take part.
 """
@@ -26,6 +26,7 @@ from dldist._api import work_registry
 from dldist._base import arrays
 from dldist._base.docstrings import completed
 from dldist._objects.exchange import Exchange
+from dldist.functional import reductions
 from dldist.functional import tree as functional_tree
 from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, operations_of, wait_for_compiled_calls
 from dldist.types import AnyGroup, Op, Tensor, Timeout
@@ -42,6 +43,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "exscan",
     "gather",
     "permute",
     "recv",
@@ -71,15 +73,6 @@ _ARGUMENTS = {
 _documented = completed(
     _ARGUMENTS, raises="DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce."
 )
-
-
-def _name_of(op: Op) -> str:
-    return str(getattr(op, "name", op)).lower()
-
-
-def _is_linear(op: Op) -> bool:
-    """Return True if a reduction has a gradient, which is computed by the same reduction."""
-    return _name_of(op) in ("sum", "avg")
 
 
 def _by_parts(calls: Any, name: str, axis: int, array: Any, sizes: list[int]) -> tuple[Any, Any]:
@@ -128,7 +121,7 @@ def all_reduce(
     def call_batched(x: Any) -> Any:
         return all_reduce(x, op, group, timeout=timeout)
 
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None)
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose if reductions.is_linear(op) else None)
 
 
 @_documented
@@ -181,7 +174,7 @@ def all_reduce_tree(
         return all_reduce_tree(list(leaves), op, group, timeout=timeout)
 
     shapes = [arrays.value_family_of(leaf, form.name).shape(leaf) for leaf in leaves]
-    return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None, pack=rebuild)
+    return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose if reductions.is_linear(op) else None, pack=rebuild)
 
 
 @_documented
@@ -241,21 +234,54 @@ def scan(
         >>> F.scan(array("f", [1, 2])).tolist()               # in a world of one
         [1.0, 2.0]
     """
-    form = Form("scan", x, group, timeout, async_op, op)
+    return _reduce_lower_ranks("scan", x, op, group, timeout, async_op)
+
+
+@_documented
+def exscan(
+    x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | ArrayT:
+    """Reduce the arrays of ranks 0 to r - 1 on each rank r (exclusive prefix reduction).
+
+    Args:
+        x: An array; of the same dtype and shape on all ranks.
+        op: As in scan.
+
+    Returns:
+        An array like x. Rank 0 gets the neutral element of the reduction: 0 for "sum", "bor" and
+        "bxor", 1 for "product", all bits for "band", the highest value for "min", the lowest for
+        "max".
+
+    Raises:
+        ValueError: The reduction is "avg", or is not supported for the dtype.
+
+    Example:
+        >>> F.exscan(array("f", [1, 2])).tolist()             # rank 0 has no lower ranks
+        [0.0, 0.0]
+    """
+    return _reduce_lower_ranks("exscan", x, op, group, timeout, async_op)
+
+
+def _reduce_lower_ranks(name: str, x: Any, op: Op, group: Any, timeout: Any, async_op: bool) -> Any:
+    form = Form(name, x, group, timeout, async_op, op)
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
-        return calls.scan(output, op, **options)
+        return getattr(calls, name)(output, op, **options)
 
     def transpose(gradient: Any) -> list[Any]:
-        # The gradient is a scan in reverse rank order, as higher ranks' results include x.
+        # The gradient is a prefix in reverse rank order, as higher ranks' results include x.
         mirror = [(rank, form.size - 1 - rank) for rank in range(form.size)]
-        suffix = scan(permute(gradient, mirror, group, timeout=timeout), op, group, timeout=timeout)
+        suffix = call_batched(permute(gradient, mirror, group, timeout=timeout))
         return [permute(suffix, mirror, group, timeout=timeout)]
 
     def call_batched(x: Any) -> Any:
-        return scan(x, op, group, timeout=timeout)
+        return _reduce_lower_ranks(name, x, op, group, timeout, False)
 
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose if _is_linear(op) else None)
+    def pack(result: Any) -> Any:
+        return reductions.neutral_like(result, op) if name == "exscan" and form.rank == 0 else result
+
+    transpose_sum = transpose if reductions.is_linear(op) else None
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose_sum, pack=pack)
 
 
 @_documented
@@ -292,7 +318,7 @@ def reduce_scatter(
         return call(output, parts, op, **options)
 
     def transpose(gradient: Any) -> list[Any]:
-        if _name_of(op) == "avg":
+        if reductions.name_of(op) == "avg":
             gradient = gradient / form.size
         return [all_gather(gradient, axis, group=group, timeout=timeout)]
 
@@ -300,7 +326,7 @@ def reduce_scatter(
         return reduce_scatter(x, op, axis, group, timeout=timeout)
 
     shape = form.with_extent(axis, share)
-    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose if _is_linear(op) else None)
+    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose if reductions.is_linear(op) else None)
 
 
 @_documented
@@ -472,7 +498,7 @@ def broadcast(
 
     def transpose(gradient: Any) -> list[Any]:
         total = reduce(gradient, root, "sum", group, timeout=timeout)
-        return [arrays.zeros_like(gradient) if total is None else total]
+        return [arrays.full_like(gradient, 0) if total is None else total]
 
     def call_batched(x: Any) -> Any:
         return broadcast(x, root, group, timeout=timeout)

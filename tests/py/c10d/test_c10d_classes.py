@@ -307,7 +307,7 @@ COLLECTIVES = sorted(
 )
 ARGUMENTS = {"barrier": (), "monitored_barrier": (), "send": ([X], 0, 0), "recv": ([X], 0, 0), "recv_anysource": ([X], 0)}
 ARGUMENTS |= dict.fromkeys(
-    ("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "reduce", "scan"),
+    ("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "exscan", "reduce", "scan"),
     ([X],),
 )
 

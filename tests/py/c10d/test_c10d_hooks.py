@@ -107,11 +107,11 @@ def test_every_low_level_call_has_a_name_for_hooks():
         if not name.startswith("__") and name != "_perform"
     ]
     arguments = {"barrier": (), "monitored_barrier": (), "recv_anysource": ([X], 0), "send": ([X], 0, 0), "recv": ([X], 0, 0)}
-    arguments |= dict.fromkeys(("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "reduce", "scan"), ([X],))
+    arguments |= dict.fromkeys(("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "exscan", "reduce", "scan"), ([X],))
     for name, call in calls:
         call(*arguments.get(name, ([X], [Y])))
     assert len(hook_arguments) == len(calls) > 25
-    assert [name for (name, _), args in zip(calls, hook_arguments, strict=True) if args.name.name == "UNKNOWN"] == ["scan"]  # torch has no scan
+    assert [name for (name, _), args in zip(calls, hook_arguments, strict=True) if args.name.name == "UNKNOWN"] == ["exscan", "scan"]  # torch has neither
 
 
 def test_hooks_are_registered_and_removed():

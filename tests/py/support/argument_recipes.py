@@ -246,7 +246,7 @@ def shared_tensor():
 GROUP = (world, {**TYPE, "str": "no such group", "int": 3, "None": None})
 WORLD = (world, {**TYPE, "int": 3})
 ONLY_CPU = (None, {**TYPE, "unknown": "nonsense"})
-INOUT = "all_reduce broadcast scan recv irecv".split()
+INOUT = "all_reduce broadcast scan exscan recv irecv".split()
 WAITS = "wait_any wait_some test_any wait_all".split()
 # The kind of a parameter of one call, if it differs from BY_NAME.
 SPECIAL = {

@@ -151,6 +151,9 @@ def collectives(ranks, me, root, kind):
     if backend.has_scan:
         prefix = values_of(member)
         yield kind(dist.scan, prefix), lambda: prefix.tolist() == [total(ranks[: me + 1]), total(ranks[: me + 1], 1)]
+        lower = values_of(member)
+        of_lower = [total(ranks[:me]), total(ranks[:me], 1)] if me > 0 else lower.tolist()
+        yield kind(dist.exscan, lower), lambda: lower.tolist() == of_lower
     top = values_of(member)
     yield kind(dist.all_reduce, top, op=dist.ReduceOp.MAX), lambda: top.tolist() == values_of(max(ranks)).tolist()
     copy = values_of(member)

@@ -119,9 +119,11 @@ def every_function(group, library, dtype):
 
     check(F.all_reduce, wanted=total)
     check(F.scan, wanted=sum(given[: rank + 1]))
+    check(F.exscan, wanted=sum(given[:rank], 0 * total))
     if dtype != "complex64":
         check(F.all_reduce, "max", wanted=numpy.maximum.reduce(given))
         check(F.all_reduce, dldist.ReduceOp.MIN, wanted=numpy.minimum.reduce(given))
+        check(F.exscan, "product", wanted=numpy.multiply.reduce([1 + 0 * total, *given[:rank]]))
     for root in {0, n - 1}:
         is_root = rank == root
         check(F.reduce, root, wanted=total if is_root else None)
@@ -253,6 +255,7 @@ def numbers(group):
     assert F.all_gather(rank + 0.5, group=group) == [r + 0.5 for r in range(n)]
     assert F.all_gather_any(rank, group) == list(range(n))
     assert F.broadcast(rank, n - 1, group) == n - 1 and F.scan(1, group=group) == rank + 1
+    assert F.exscan(1, group=group) == rank and F.exscan(2.5, "min", group) == (2.5 if rank else float("inf"))
     assert F.permute(rank + 1, [(0, n - 1)], group) == (1 if rank == n - 1 else 0)
     assert F.reduce(1.5, n - 1, group=group) == (1.5 * n if rank == n - 1 else None)
     tree = {"loss": 0.5, "n": [3, True], "x": numpy.ones(2), "y": Column([rank, 1.0])}
@@ -397,6 +400,7 @@ def gradient_cases(n):
         case("sum", lambda x, g: F.all_reduce(x, group=g), lambda xs: [sum(xs)] * n),
         case("avg", lambda x, g: F.all_reduce(x, "avg", g), lambda xs: [sum(xs) / n] * n),
         case("scan", lambda x, g: F.scan(x, group=g), lambda xs: list(itertools.accumulate(xs))),
+        case("exscan", lambda x, g: F.exscan(x, group=g), lambda xs: list(itertools.accumulate(xs[:-1], initial=0 * xs[0]))),
         case("gather", lambda x, g: F.all_gather(x, 1, group=g), lambda xs: [numpy.concatenate(xs, 1)] * n),
         case("stack", lambda x, g: F.all_gather(x, 1, False, g), lambda xs: [numpy.stack(xs, 1)] * n),
         case("scalar", lambda x, g: F.all_gather(x, group=g), lambda xs: [numpy.stack(xs)] * n, ()),
@@ -424,6 +428,8 @@ def jax_jit(group):
         lambda x: F.all_reduce(x.astype("bfloat16"), "max", group),
         lambda x: F.reduce(x, 0, group=group),
         lambda x: F.scan(x, group=group),
+        lambda x: F.exscan(x, group=group),
+        lambda x: F.exscan(x.astype("int8"), "min", group),
         lambda x: F.broadcast(x, n - 1, group=group),
         lambda x: F.all_gather(x, 1, group=group),
         lambda x: F.all_gather(x[0, 0], group=group),

@@ -375,6 +375,7 @@ def call_methods_of_a_group(stubs, group, rank):
         "reduce_scatter_coalesced": ([x], [both]),
         "reduce_scatter_single": (x, both),
         "scan": (x,),
+        "exscan": (x,),
         "scatter": (x, on_root[1]),
         "scatter_single": (x, on_root[0]),
     }
@@ -406,10 +407,11 @@ def call_methods_of_a_group(stubs, group, rank):
     return refused
 
 
-def test_group_has_all_methods_except_plans_scan_and_monitored_barrier(stubs):
+def test_group_has_all_methods_except_plans_scans_and_monitored_barrier(stubs):
     for refused in on_ranks(2, lambda group, rank: call_methods_of_a_group(stubs, group, rank)):
         others = {f"plan.{name}" for name in OPERATIONS} | {"monitored_barrier"}
-        assert refused.pop("scan").startswith("scan: NCCL has no scan: move the tensors to the CPU")
+        for name in ("scan", "exscan"):
+            assert refused.pop(name).startswith(f"{name}: NCCL has no {name}: move the tensors to the CPU")
         assert set(refused) == others, refused
         for name, text in refused.items():
             assert text.startswith(f"{name}(): ") and "NcclGroup" in text, text

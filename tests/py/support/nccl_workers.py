@@ -141,7 +141,7 @@ class Device:
         except RuntimeError as error:
             assert "was not timed" in str(error), error
 
-    lacks = frozenset({"scan"})
+    lacks = frozenset({"scan", "exscan"})
 
     def refusal(self, name, op):
         """Return the error of every call with a reduction that NCCL lacks, or None."""

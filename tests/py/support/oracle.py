@@ -22,10 +22,10 @@ ROUNDED = {"f": "f", "float16": "e"}
 """The codes of types with fewer digits than Python's floats."""
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 COLLECTIVES = (
-    "all_reduce", "scan", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter",
+    "all_reduce", "scan", "exscan", "broadcast", "reduce", "all_gather", "all_gather_single", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_single", "all_to_all", "all_to_all_single", "barrier",
 )  # fmt: skip
-REDUCING = ("all_reduce", "scan", "reduce", "reduce_scatter", "reduce_scatter_single")
+REDUCING = ("all_reduce", "scan", "exscan", "reduce", "reduce_scatter", "reduce_scatter_single")
 UNEVEN = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all_single")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 UNTOUCHED = 0x55
@@ -69,7 +69,7 @@ class Case:
 def can_reduce(op, code, reduce, nranks):
     """Return True if the operation supports the reduction for the type, with a result independent
     of rounding."""
-    if op == "scan" and reduce == "AVG":
+    if op in ("scan", "exscan") and reduce == "AVG":
         return False
     if reduce in ("BAND", "BOR", "BXOR"):
         return code not in FLOATS
@@ -217,6 +217,11 @@ class _Builder:
         after = reduced(self.case, 0, self.rank + 1, self.case.count)
         tensor = self.run.memory(self.content(0), after, self.allocate)
         return self.group.scan(tensor, op=reduce_op(self.case.reduce), **options)
+
+    def exscan(self, **options):
+        after = reduced(self.case, 0, self.rank, self.case.count) if self.rank > 0 else None
+        tensor = self.run.memory(self.content(0), after, self.allocate)
+        return self.group.exscan(tensor, op=reduce_op(self.case.reduce), **options)
 
     def content(self, dst):
         return content(self.case.code, self.case.seed, self.rank, dst, self.case.count)
