@@ -17,21 +17,69 @@ typedef struct py_reduce_op {
 } py_reduce_op;
 
 #define QUOTED_NAME(name, text) "'" text "', "
-#define EXPECTED "expected one of " DD_REDOP_LIST(QUOTED_NAME) "'PROD'"
+#define EXPECTED                                                                  \
+    "expected one of " DD_REDOP_LIST(                                             \
+        QUOTED_NAME) "'PROD', 'MEAN'; dldist.functional also has 'LAND', 'LOR', " \
+                     "'LXOR', 'MINLOC' and 'MAXLOC'"
+#define EXPECTED_TYPE \
+    "a ReduceOp, its name, or a function such as numpy.add (only dldist.functional takes any function)"
+
+/* Other names of reductions, and functions that reduce two arrays in the same way: ufuncs of NumPy
+ * and JAX, and builtins of Python. */
+static const struct {
+    const char *name;
+    bool is_function;
+    dd_redop op;
+} synonyms[] = {
+    {"prod", false, DD_REDOP_PRODUCT},    {"mean", false, DD_REDOP_AVG},
+    {"add", true, DD_REDOP_SUM},          {"sum", true, DD_REDOP_SUM},
+    {"multiply", true, DD_REDOP_PRODUCT}, {"minimum", true, DD_REDOP_MIN},
+    {"min", true, DD_REDOP_MIN},          {"maximum", true, DD_REDOP_MAX},
+    {"max", true, DD_REDOP_MAX},          {"bitwise_and", true, DD_REDOP_BAND},
+    {"bitwise_or", true, DD_REDOP_BOR},   {"bitwise_xor", true, DD_REDOP_BXOR},
+};
+
+static bool
+find_synonym(const char *text, bool is_function, dd_redop *op)
+{
+    for (size_t i = 0; i < sizeof synonyms / sizeof synonyms[0]; i++) {
+        if (synonyms[i].is_function == is_function && strcasecmp(text, synonyms[i].name) == 0) {
+            *op = synonyms[i].op;
+            return true;
+        }
+    }
+    return false;
+}
 
 static bool
 find_op(const char *text, dd_redop *op)
 {
-    if (strcasecmp(text, "prod") == 0) { /* NumPy, JAX and MPI call PRODUCT "prod" */
-        text = dd_redop_name(DD_REDOP_PRODUCT);
-    }
     for (int i = 0; i < DD_REDOP_COUNT; i++) {
         if (strcasecmp(text, dd_redop_name((dd_redop)i)) == 0) {
             *op = (dd_redop)i;
             return true;
         }
     }
-    return false;
+    return find_synonym(text, false, op);
+}
+
+/* Return the name of an operation as text, or of the operation that a function stands for. Return
+ * NULL if the object is neither, or with an exception. */
+static const char *
+read_name(PyObject *object)
+{
+    if (PyUnicode_Check(object)) {
+        return PyUnicode_AsUTF8AndSize(object, NULL);
+    }
+    PyObject *module = PyCFunction_Check(object) ? PyCFunction_GetSelf(object) : NULL;
+    bool is_function =
+        (module != NULL && PyModule_Check(module)) || PyObject_HasAttrString(object, "nin") != 0;
+    PyObject *name = is_function ? PyObject_GetAttrString(object, "__name__") : NULL;
+    const char *text = name != NULL ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    dd_redop op;
+    bool is_found = text != NULL && find_synonym(text, true, &op);
+    Py_XDECREF(name);
+    return is_found ? dd_redop_name(op) : NULL;
 }
 
 static PyObject *
@@ -161,10 +209,10 @@ reduce_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (Py_TYPE(name) == type && factor == NULL) {
         return copy_op(type, (py_reduce_op *)name);
     }
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    const char *text = read_name(name);
     if (text == NULL) {
         if (PyErr_Occurred() == NULL) {
-            py_raise_wrong_type("ReduceOp", "name", "the name of an operation, or a ReduceOp", name);
+            py_raise_wrong_type("ReduceOp", "name", EXPECTED_TYPE, name);
         }
         return NULL;
     }
@@ -383,10 +431,10 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
     if (Py_TYPE(object) == state->reduce_op_type) {
         return read_op(state, (py_reduce_op *)object, reduction, tensor, function);
     }
-    const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
+    const char *text = read_name(object);
     if (text == NULL) {
         if (PyErr_Occurred() == NULL) {
-            py_raise_wrong_type(function, "op", "a ReduceOp or its name", object);
+            py_raise_wrong_type(function, "op", EXPECTED_TYPE, object);
         }
         return false;
     }

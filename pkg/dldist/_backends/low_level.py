@@ -204,7 +204,7 @@ class Call:
         for name in self.flat[:-1]:
             value = values[parameters.index(name)]
             if value is not None:
-                setattr(opts, _FIELDS[name], _core.ReduceOp(value) if isinstance(value, str) else value)
+                setattr(opts, _FIELDS[name], _core.ReduceOp(value) if isinstance(value, str) or hasattr(value, "__name__") else value)
         splits = (list(values[parameters.index(name)] or ()) for name in self.splits)
         return (*(side.to_call_argument(values[side.parameter]) for side in self.sides), *splits, opts)
 

@@ -67,7 +67,7 @@ class Coalescing:
     def record(self, name: str, first: Any, second: Any, third: Any, is_async: bool) -> Any:
         """Record a call instead of running it. Return a placeholder for its work, or None."""
         op = (second if OPERATIONS[name].is_in_place else third) or _core.ReduceOp.SUM
-        if isinstance(op, str):
+        if not isinstance(op, _core.ReduceOp):
             op = _core.ReduceOp(op)
         if self.calls and self.calls[0][0] != name:
             raise RuntimeError(f"coalesce(): the block's calls must be of the same type: got {name}(), expected {self.calls[0][0]}(), as before")

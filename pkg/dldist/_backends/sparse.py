@@ -102,7 +102,7 @@ def all_reduce(calls: Any, tensors: Any, op: Any, timeout: Any, is_async: bool, 
     parts: list[Any] = [_parse(tensor) for tensor in tensors]
     if None in parts:
         raise refusal
-    if (_core.ReduceOp(op) if isinstance(op, str) else op) != _core.ReduceOp.SUM:
+    if (op if isinstance(op, _core.ReduceOp) else _core.ReduceOp(op)) != _core.ReduceOp.SUM:
         raise RuntimeError("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")
     first = parts[0]
     for other in parts[1:]:

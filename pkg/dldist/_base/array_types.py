@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
@@ -46,8 +46,9 @@ Tensor: TypeAlias = SupportsDLPack | _SupportsDLPackDevice | SupportsBuffer
 Tensors: TypeAlias = Sequence[Tensor]
 """A list or a tuple of arrays."""
 
-Op: TypeAlias = ReduceOp | str
-"""A reduction: a member such as dldist.ReduceOp.SUM, or its name in any case, such as "sum"."""
+Op: TypeAlias = ReduceOp | str | Callable[..., Any]
+"""A reduction: a member such as dldist.ReduceOp.SUM, its name in any case, such as "sum", or a
+function such as numpy.add or max; in dldist.functional, any function of two arrays."""
 
 Timeout: TypeAlias = timedelta | SupportsFloat
 """Seconds, or a timedelta."""

@@ -185,7 +185,7 @@ OPERATIONS = [
         torch_error="TypeError",
         why=NAMES_OF_OPS,
     ),
-    Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp or its name"),
+    Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp, its name, or a function such as numpy.add"),
     Bad("dist.all_reduce(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "reduction BAND does not support dtype float32"),
     Bad("dist.scan('x')", "TypeError", NO_TENSOR, torch_error=None, why=NO_SCAN),
     Bad("dist.scan(f(1), op='unknown')", "ValueError", "unknown reduction 'unknown': expected one of", torch_error=None, why=NO_SCAN),
