@@ -10,7 +10,7 @@ array.array, bytes, bytearray and memoryview also work, as do Python's numbers, 
 or polars, which give NumPy arrays. `group` is a dldist.Group, a World or a
 group from new_group; None is the default world. Ranks are group ranks. `timeout` limits one call.
 
-With JAX arrays, all functions except all_gather_any and barrier also work inside jax.jit.
+With JAX arrays, all functions except barrier and those that end in _any also work inside jax.jit.
 all_reduce and reduce_scatter ("sum" and "avg"), scan and exscan ("sum"), all_gather, all_to_all, broadcast and
 permute have gradients, in JAX and in PyTorch. Gradients are of the sum over all ranks, so every
 rank must take part.
@@ -18,7 +18,7 @@ rank must take part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from dldist import _core
@@ -41,16 +41,19 @@ __all__ = [
     "all_reduce",
     "all_reduce_tree",
     "all_to_all",
+    "all_to_all_any",
     "barrier",
     "broadcast",
     "exscan",
     "gather",
+    "gather_any",
     "permute",
     "recv",
     "reduce",
     "reduce_scatter",
     "scan",
     "scatter",
+    "scatter_any",
     "send",
     "wait_tensor",
 ]
@@ -445,29 +448,145 @@ def all_gather_any(
         >>> F.all_gather_any(array("f", [1, 2]))
         [array('f', [1.0, 2.0])]
     """
-    form = Form("all_gather_any", x, group, timeout, async_op)
-    if arrays.is_traced(x):
-        raise TypeError("all_gather_any(): unsupported in jax.jit, which requires the shapes of results; call it outside")
-    shapes = _exchange_shapes(form)
-    values = arrays.as_value(x)
-    family = arrays.value_family_of(values, form.name)
 
-    parts = [family.empty_like(values, shape) for shape in shapes]
+    def move(calls: Any, sources: Any, outputs: Any, **options: Any) -> Any:
+        return calls.all_gather(outputs, sources[0], **options)
 
-    def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
-        return calls.all_gather(parts, source, **options)
-
-    return form.run([x], start, None, call_batched=all_gather_any, pack=lambda: [family.finish(part, values) for part in parts])
+    return _move_any("all_gather_any", [x], lambda form, shapes: [each[0] for each in shapes], move, group, timeout, async_op)
 
 
-def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
-    if len(form.shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"{form.name}(): argument 'x' has too many dimensions: got {len(form.shape)}, expected at most {_MAX_DIMENSIONS}")
-    shapes = Exchange(form.operations, form.name, "safe", form.timeout).all_gather(form.shape)
-    for rank, shape in enumerate(shapes):
-        if not isinstance(shape, tuple) or not all(type(extent) is int and extent >= 0 for extent in shape):
-            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent a malformed shape: got {shape!r}")
-    return shapes
+@_documented
+def gather_any(
+    x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | list[ArrayT] | None:
+    """Gather the arrays of all ranks into a list on `root`, as in all_gather_any.
+
+    Args:
+        x: An array; of the same dtype on all ranks. Not supported in jax.jit.
+
+    Returns:
+        A list of arrays of x's library and dtype, by rank, on the root; None on the other ranks.
+
+    Raises:
+        TypeError, ValueError: As in all_gather_any. `root` is not a rank of the group.
+
+    Example:
+        >>> F.gather_any(array("f", [1, 2]))
+        [array('f', [1.0, 2.0])]
+    """
+
+    def expected(form: Form, shapes: Any) -> list[Any]:
+        return [each[0] for each in shapes] if form.rank == form.check_rank(root, "root") else []
+
+    def move(calls: Any, sources: Any, outputs: Any, **options: Any) -> Any:
+        return calls.gather(sources[0], outputs or None, root, **options)
+
+    return _move_any("gather_any", [x], expected, move, group, timeout, async_op, lambda parts: parts or None)
+
+
+@_documented
+def scatter_any(
+    x: ArrayT | Sequence[ArrayT],
+    root: int = 0,
+    group: AnyGroup | None = None,
+    *,
+    timeout: Timeout | None = None,
+    async_op: bool = False,
+) -> Pending | ArrayT:
+    """Send one array of a list on `root` to each rank. Shapes may differ; they are exchanged first.
+
+    Args:
+        x: On the root, a list with an array for each rank; on other ranks, an array of the same
+            dtype, whose shape does not matter. Not supported in jax.jit.
+        root: The rank of the group that has the data; the same on all ranks.
+
+    Returns:
+        An array of x's library and dtype.
+
+    Raises:
+        TypeError, ValueError: As in all_gather_any. The rank does not exist, or the list has another length.
+
+    Example:
+        >>> F.scatter_any([array("f", [1, 2])])
+        array('f', [1.0, 2.0])
+    """
+
+    def expected(form: Form, shapes: Any) -> list[Any]:
+        return [_part_for_rank(form, shapes, form.check_rank(root, "root"))]
+
+    def move(calls: Any, sources: Any, outputs: Any, **options: Any) -> Any:
+        return calls.scatter(outputs[0], sources if calls.rank == root else None, root, **options)
+
+    return _move_any("scatter_any", x, expected, move, group, timeout, async_op, lambda parts: parts[0])
+
+
+@_documented
+def all_to_all_any(
+    x: Sequence[ArrayT], group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
+) -> Pending | list[ArrayT]:
+    """Send array r of a list to rank r. Shapes may differ; they are exchanged first.
+
+    Args:
+        x: A list with an array for each rank; of the same dtype on all ranks. Not supported in
+            jax.jit.
+
+    Returns:
+        A list of the received arrays, by rank.
+
+    Raises:
+        TypeError, ValueError: As in all_gather_any. The list has another length.
+
+    Example:
+        >>> F.all_to_all_any([array("f", [1, 2])])
+        [array('f', [1.0, 2.0])]
+    """
+
+    def expected(form: Form, shapes: Any) -> list[Any]:
+        return [_part_for_rank(form, shapes, rank) for rank in range(form.size)]
+
+    def move(calls: Any, sources: Any, outputs: Any, **options: Any) -> Any:
+        return calls.all_to_all(outputs, sources, **options)
+
+    return _move_any("all_to_all_any", x, expected, move, group, timeout, async_op)
+
+
+def _part_for_rank(form: Form, shapes: Any, src: int) -> Any:
+    """Return the shape of the array that rank `src` sends to this rank."""
+    if len(shapes[src]) != form.size:
+        got, expected = len(shapes[src]), f"{form.size}, one array for each rank"
+        raise ValueError(f"{form.name}(): argument 'x' of rank {src} has another length: got {got}, expected {expected}")
+    return shapes[src][form.rank]
+
+
+def _move_any(
+    name: str, x: Any, expected: Any, move: Any, group: Any, timeout: Any, async_op: bool, pack: Callable[..., Any] = list
+) -> Any:
+    """Run a call on arrays of unknown shapes. `expected` selects the shapes that this rank receives
+    from a list, by rank, of the shapes of the arrays that a rank sends."""
+    parts = [arrays.as_value(each) for each in (x if isinstance(x, (list, tuple)) else [x])]
+    form = Form(name, parts[0] if parts else x, group, timeout, async_op)
+    if any(map(arrays.is_traced, parts)):
+        raise TypeError(f"{name}(): unsupported in jax.jit, which requires the shapes of results; call it outside")
+    families = [arrays.value_family_of(part, name) for part in parts]
+    shapes = expected(form, _exchange_shapes(form, [family.shape(part) for family, part in zip(families, parts)]))
+    outputs = [families[0].empty_like(parts[0], shape) for shape in shapes]
+
+    def start(calls: Any, *sources: Any, **options: Any) -> Any:
+        return move(calls, list(sources[: len(parts)]), outputs, **options)
+
+    return form.run(parts, start, None, call_batched=all_gather_any, pack=lambda: pack([families[0].finish(each, parts[0]) for each in outputs]))
+
+
+def _exchange_shapes(form: Form, shapes: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    most = max(map(len, shapes))
+    if most > _MAX_DIMENSIONS:
+        raise ValueError(f"{form.name}(): argument 'x' has too many dimensions: got {most}, expected at most {_MAX_DIMENSIONS}")
+    everyone = Exchange(form.operations, form.name, "safe", form.timeout).all_gather(shapes)
+    for rank, each in enumerate(everyone):
+        is_list = isinstance(each, list) and len(each) > 0 and all(isinstance(shape, tuple) for shape in each)
+        if not is_list or not all(type(extent) is int and extent >= 0 for shape in each for extent in shape):
+            raise _core.DistMismatchError(f"{form.name}(): rank {rank} sent malformed shapes: got {each!r}")
+    return everyone
 
 
 @_documented

@@ -66,7 +66,15 @@ def teams():
 
 @pytest.fixture(params=[1, 2])
 def team(request, teams):
-    size = request.param
+    yield from team_of(request.param, teams)
+
+
+@pytest.fixture(params=[1, 3, 4])
+def wide_team(request, teams):
+    yield from team_of(request.param, teams)
+
+
+def team_of(size, teams):
     if size not in teams:
         teams[size] = Team(size)
     yield teams[size]
@@ -103,6 +111,11 @@ def test_every_function_gives_the_right_result(team, library, dtype):
 
 def test_functions_accept_unusual_shapes(team):
     team.run(workers.odd_shapes)
+
+
+@pytest.mark.parametrize("case", [workers.moved_lists], ids=lambda case: case.__name__)
+def test_reductions_of_pairs_and_lists_of_arrays(wide_team, case):
+    wide_team.run(case)
 
 
 def test_functions_accept_trees_of_arrays(team):

@@ -154,6 +154,9 @@ BLOCKING = {
     # ---- functional
     "functional.all_gather": "functional.all_gather(x, group=pg)",
     "functional.all_gather_any": "functional.all_gather_any(x, group=pg)",
+    "functional.gather_any": "functional.gather_any(x, group=pg)",
+    "functional.scatter_any": "functional.scatter_any([x] * pg.size(), group=pg)",
+    "functional.all_to_all_any": "functional.all_to_all_any([x] * pg.size(), group=pg)",
     "functional.all_reduce": "functional.all_reduce(x, group=pg)",
     "functional.all_reduce_tree": "functional.all_reduce_tree([x, y], group=pg)",
     "functional.all_to_all": "functional.all_to_all(both, group=pg)",

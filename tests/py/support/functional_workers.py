@@ -148,6 +148,47 @@ def every_function(group, library, dtype):
     messages(group, kind, given)
 
 
+def raises(kind, text, call):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def moved_lists(group):
+    """gather_any, scatter_any and all_to_all_any: part k of rank r has r rows and k columns."""
+    rank, n = group.rank, group.size
+
+    def part(src, dst, like=numpy.float64):
+        return numpy.full((src, dst), src * 10 + dst, like)
+
+    for is_async in (False, True):
+        results = [
+            F.gather_any(part(rank, 2), n - 1, group, async_op=is_async),
+            F.scatter_any([part(rank, dst) for dst in range(n)] if rank == n - 1 else numpy.empty(0), n - 1, group, async_op=is_async),
+            F.all_to_all_any([part(rank, dst, "int16") for dst in range(n)], group, async_op=is_async),
+        ]
+        gathered, scattered, exchanged = [each.wait() if is_async else each for each in results]
+        assert (gathered is None) == (rank < n - 1)
+        for src in range(n):
+            assert gathered is None or numpy.array_equal(gathered[src], part(src, 2))
+            assert numpy.array_equal(exchanged[src], part(src, rank)) and exchanged[src].dtype == "int16"
+        assert numpy.array_equal(scattered, part(n - 1, rank))
+    assert F.all_to_all_any([array.array("i", [rank] * dst) for dst in range(n)], group)[0] == array.array("i", [0] * rank)
+    assert F.scatter_any([b"x" * dst for dst in range(n)] if rank == 0 else b"", 0, group) == b"x" * rank
+    assert F.gather_any(rank, 0, group) == (list(range(n)) if rank == 0 else None)
+    assert F.all_to_all_any([rank * 10 + dst for dst in range(n)], group) == [src * 10 + rank for src in range(n)]
+    for call in (
+        lambda: F.scatter_any([b"x"] * (n + 1), 0, group),
+        lambda: F.all_to_all_any([b"x"] * (n + (rank == 0)), group),
+    ):
+        raises(ValueError, f"of rank 0 has another length: got {n + 1}, expected {n}", call)
+    raises(TypeError, "must be an array", lambda: F.all_to_all_any([], group))
+    group.barrier()
+
+
 def scatter(group, kind, given):
     rank, n = group.rank, group.size
     for axis in kind.axes:
