@@ -48,7 +48,7 @@ static const char rules[] =
     "| dtype | reductions | alternative |\n"
     "| --- | --- | --- |\n"
     "| datetime64, timedelta64 | MIN, MAX; NaT if a rank has NaT, as `numpy.minimum` and `maximum` | `x.view(\"int64\")` |\n"
-    "| structured | - | one field at a time: `x[\"name\"]` |\n"
+    "| structured | - | one field at a time: `x[\"name\"]`; two fields: \"minloc\" and \"maxloc\" of [dldist.functional](functional.md#reductions) |\n"
     "| the other byte order, such as `>f8` | - | `x.astype(x.dtype.newbyteorder(\"=\"))` |\n"
     "| strings of fixed length, `S` and `U` | - | [objects](objects.md) |\n"
     "| long double, and dtypes of ml_dtypes that the first table lacks | - | `x.astype(\"float64\")` |\n"

@@ -371,7 +371,8 @@ def pieces(buffer: Any, axis: int, sizes: list[int]) -> list[Any]:
     views = []
     start = 0
     for size in sizes:
-        views.append(buffer[(slice(None),) * axis + (slice(start, start + size),)])
+        part = slice(start, start + size)
+        views.append(buffer[(slice(None),) * axis + (part,) if axis > 0 else part])
         start += size
     return views
 

@@ -68,7 +68,7 @@ _MAX_DIMENSIONS = 32
 _ARGUMENTS = {
     "x": "An array or a number; of the same dtype and shape on all ranks.",
     "root": "The rank of the group that gets the result; the same on all ranks.",
-    "op": 'The reduction: a dldist.ReduceOp, or "sum", "avg", "product", "min", "max", "band", "bor" or "bxor".',
+    "op": "The reduction, as in all_reduce: a dldist.ReduceOp, a name, or a function.",
     "group": "None is the default world.",
     "timeout": "Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.",
     "async_op": "Return a Pending, whose wait() gives the result.",
@@ -86,6 +86,40 @@ def _by_parts(calls: Any, name: str, axis: int, array: Any, sizes: list[int]) ->
     return getattr(calls, name), None if array is None else arrays.pieces(array, axis, sizes)
 
 
+def _then(pending: list[Any], finish: Callable[..., Any]) -> Pending:
+    """Return the Pending of finish(*results) for these Pendings."""
+    return Pending([work for each in pending for work in each._works], lambda: finish(*(each.wait() for each in pending)))
+
+
+def _extended(call: Any, extension: reductions.Extension, x: Any, group: Any, timeout: Any, async_op: bool, **arguments: int) -> Any:
+    """Run a reducing call with a reduction that the core lacks. To fold, ranks exchange their
+    arrays, or their parts in a reduce_scatter; in an exscan, rank 0 returns its own array."""
+    name, axis = call.__name__, arguments.get("axis", 0)
+    x = x if isinstance(x, tuple) else arrays.as_value(x)
+    values = extension.prepare(x, name)
+    form = Form(name, values, group, timeout, async_op)
+    has_list = form.shape != () and not form.has_slices
+    options: Any = {"group": group, "timeout": timeout, "async_op": async_op}
+    if extension.op:
+        moved = call(values, op=extension.op, **arguments, **options)
+    elif call is reduce_scatter:
+        moved = all_to_all(values, axis, axis, **options)
+    elif call is reduce:
+        moved = gather_any(values, arguments["root"], **options) if has_list else gather(values, arguments["root"], 0, False, **options)
+    else:
+        moved = all_gather_any(values, **options) if has_list else all_gather(values, 0, False, **options)
+
+    def finish(moved: Any) -> Any:
+        if moved is not None and not extension.op:
+            if call is reduce_scatter:
+                moved = arrays.pieces(moved, form.axis(axis), [form.share(form.axis(axis))] * form.size)
+            count = {"scan": form.rank + 1, "exscan": max(form.rank, 1)}.get(name, form.size)
+            moved = extension.reduce([moved[rank] for rank in range(count)], name)
+        return None if moved is None else extension.restore(moved, x)
+
+    return _then([moved], finish) if async_op else finish(moved)
+
+
 @completed(_ARGUMENTS)
 def all_reduce(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
@@ -93,8 +127,12 @@ def all_reduce(
     """Reduce the arrays of all ranks; every rank gets the result.
 
     Args:
-        op: "sum", "avg" (both have gradients), "product", "min", "max", "band", "bor", "bxor", or a
-            dldist.ReduceOp. "avg" of integers truncates the mean toward zero.
+        op: "sum", "avg" or "mean" (these have gradients), "product", "min", "max", "band", "bor",
+            "bxor", a dldist.ReduceOp, or a function such as numpy.add or max. "avg" of integers
+            truncates the mean toward zero. "land", "lor" and "lxor" give 0 or 1. "minloc" and
+            "maxloc" take a tuple (value, index) or a structured array of two fields. Any other
+            function f(a, b) is called in Python, on all ranks' arrays in rank order, and must
+            return an array of the same shape and dtype.
 
     Returns:
         An array like x.
@@ -104,6 +142,7 @@ def all_reduce(
         DistMismatchError: Call, dtype, size or reduction differ between ranks.
         DistTimeoutError, DistPeerLostError, DistAbortedError: A rank was late, was lost, or aborted
             the group. After these and a mismatch, the group is unusable.
+        Exception: An exception of a function. The other ranks are not affected.
 
     Example:
         >>> F.all_reduce(array("f", [1, 2])).tolist()         # in a world of one
@@ -113,6 +152,8 @@ def all_reduce(
         >>> F.all_reduce(0.5)
         0.5
     """
+    if (extension := reductions.extension_of(op)) is not None:
+        return _extended(all_reduce, extension, x, group, timeout, async_op)
     form = Form("all_reduce", x, group, timeout, async_op, op)
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
@@ -157,6 +198,9 @@ def all_reduce_tree(
     if not leaves:
         operations_of(group)
         return Pending([], rebuild) if async_op else rebuild()
+    if reductions.extension_of(op) is not None:
+        results = [all_reduce(leaf, op, group, timeout=timeout, async_op=async_op) for leaf in leaves]
+        return _then(results, rebuild) if async_op else rebuild(*results)
     form = Form("all_reduce_tree", leaves[0], group, timeout, async_op, op)
     count = len(leaves)
 
@@ -177,7 +221,8 @@ def all_reduce_tree(
         return all_reduce_tree(list(leaves), op, group, timeout=timeout)
 
     shapes = [arrays.value_family_of(leaf, form.name).shape(leaf) for leaf in leaves]
-    return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose if reductions.is_linear(op) else None, pack=rebuild)
+    transpose_linear = transpose if reductions.is_linear(op) else None
+    return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose_linear, pack=rebuild)
 
 
 @_documented
@@ -204,6 +249,8 @@ def reduce(
         >>> F.reduce(array("f", [1, 2]), root=0)
         array('f', [1.0, 2.0])
     """
+    if (extension := reductions.extension_of(op)) is not None:
+        return _extended(reduce, extension, x, group, timeout, async_op, root=root)
     form = Form("reduce", x, group, timeout, async_op, op)
     root = form.check_rank(root, "root")
 
@@ -237,7 +284,7 @@ def scan(
         >>> F.scan(array("f", [1, 2])).tolist()               # in a world of one
         [1.0, 2.0]
     """
-    return _reduce_lower_ranks("scan", x, op, group, timeout, async_op)
+    return _reduce_lower_ranks(scan, x, op, group, timeout, async_op)
 
 
 @_documented
@@ -253,7 +300,7 @@ def exscan(
     Returns:
         An array like x. Rank 0 gets the neutral element of the reduction: 0 for "sum", "bor" and
         "bxor", 1 for "product", all bits for "band", the highest value for "min", the lowest for
-        "max".
+        "max". For a function, "minloc" and "maxloc", rank 0 gets x.
 
     Raises:
         ValueError: The reduction is "avg", or is not supported for the dtype.
@@ -262,10 +309,13 @@ def exscan(
         >>> F.exscan(array("f", [1, 2])).tolist()             # rank 0 has no lower ranks
         [0.0, 0.0]
     """
-    return _reduce_lower_ranks("exscan", x, op, group, timeout, async_op)
+    return _reduce_lower_ranks(exscan, x, op, group, timeout, async_op)
 
 
-def _reduce_lower_ranks(name: str, x: Any, op: Op, group: Any, timeout: Any, async_op: bool) -> Any:
+def _reduce_lower_ranks(call: Any, x: Any, op: Op, group: Any, timeout: Any, async_op: bool) -> Any:
+    if (extension := reductions.extension_of(op)) is not None:
+        return _extended(call, extension, x, group, timeout, async_op)
+    name = call.__name__
     form = Form(name, x, group, timeout, async_op, op)
 
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
@@ -278,13 +328,13 @@ def _reduce_lower_ranks(name: str, x: Any, op: Op, group: Any, timeout: Any, asy
         return [permute(suffix, mirror, group, timeout=timeout)]
 
     def call_batched(x: Any) -> Any:
-        return _reduce_lower_ranks(name, x, op, group, timeout, False)
+        return call(x, op, group, timeout=timeout)
 
     def pack(result: Any) -> Any:
         return reductions.neutral_like(result, op) if name == "exscan" and form.rank == 0 else result
 
-    transpose_sum = transpose if reductions.is_linear(op) else None
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose_sum, pack=pack)
+    transpose_linear = transpose if reductions.is_linear(op) else None
+    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose_linear, pack=pack)
 
 
 @_documented
@@ -312,6 +362,8 @@ def reduce_scatter(
         >>> F.reduce_scatter(array("f", [1, 2]), "avg")
         array('f', [1.0, 2.0])
     """
+    if (extension := reductions.extension_of(op)) is not None:
+        return _extended(reduce_scatter, extension, x, group, timeout, async_op, axis=axis)
     form = Form("reduce_scatter", x, group, timeout, async_op, op)
     axis = form.axis(axis)
     share = form.share(axis)

@@ -39,6 +39,7 @@ class Form:
         self.size: int = self.operations.size
         x = base_arrays.as_value(x)
         self._family = base_arrays.value_family_of(x, name)
+        self.has_slices = self._family.has_slices
         self.shape = self._family.shape(x)
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self.transpose: Callable[..., list[Any]] | None = None
@@ -52,7 +53,7 @@ class Form:
                 f"{self.name}(): argument '{argument}' is out of range: got {axis!r}, expected {-count} to {count - 1} for shape {self.shape}"
             )
         axis = number % count
-        if axis > 0 and not self._family.has_slices:
+        if axis > 0 and not self.has_slices:
             raise ValueError(f"{self.name}(): argument '{argument}': got {axis}, expected 0, the only axis along which this type can be sliced")
         return axis
 

@@ -113,9 +113,21 @@ def test_functions_accept_unusual_shapes(team):
     team.run(workers.odd_shapes)
 
 
-@pytest.mark.parametrize("case", [workers.moved_lists], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=needs_torch), pytest.param("jax", marks=needs_jax),
+                                     "array", "bytes", "memoryview", "opaque"])  # fmt: skip
+def test_reductions_that_the_core_lacks(wide_team, library):
+    wide_team.run(workers.more_reductions, library, {"array": "q", "bytes": "uint8"}.get(library, "int32"))
+
+
+@pytest.mark.parametrize("case", [workers.pairs, workers.moved_lists, workers.functions_that_fail], ids=lambda case: case.__name__)
 def test_reductions_of_pairs_and_lists_of_arrays(wide_team, case):
     wide_team.run(case)
+
+
+@needs_torch
+@needs_jax
+def test_reductions_that_the_core_lacks_are_traced(team):
+    team.run(workers.traced_reductions)
 
 
 def test_functions_accept_trees_of_arrays(team):

@@ -6,6 +6,7 @@ NumPy computes the expected results from the inputs of all ranks.
 import array
 import asyncio
 import collections
+import functools
 import importlib
 import itertools
 import types
@@ -148,6 +149,95 @@ def every_function(group, library, dtype):
     messages(group, kind, given)
 
 
+# ---- reductions that the core lacks
+
+
+def more_reductions(group, library, dtype):
+    """Logical reductions, and functions, in every reducing call: directly and asynchronously."""
+    kind = Library(library, dtype)
+    rank, n = group.rank, group.size
+    given = [((numpy.arange(24) * 5 + r * 3) % 3).reshape(4, 6)[:, : 24 // 4] for r in range(n)]
+    given = [x.ravel()[: 6 * n] if kind.is_flat else numpy.tile(x, (n, 1)) for x in given]
+    x = kind.make(given[rank])
+
+    def combine(a, b):  # not commutative
+        if isinstance(a, (array.array, bytes, memoryview, Opaque)):
+            return kind.make((kind.read(a).real * 2 + kind.read(b).real).astype(int) % 100)
+        return (a * 2 + b) % 100
+
+    logical = {"land": numpy.logical_and, "LOR": numpy.logical_or, numpy.logical_xor: numpy.logical_xor}
+    folds = {op: (lambda xs, ufunc=ufunc: ufunc.reduce([x != 0 for x in xs]).astype(int)) for op, ufunc in logical.items()}
+    folds[combine] = lambda xs: functools.reduce(lambda a, b: (a * 2 + b) % 100, xs)
+    for op, fold in folds.items():
+        total, share = fold(given), len(given[0]) // n
+        none = given[0] if op is combine else numpy.full_like(given[0], op == "land")
+        for call, wanted in [
+            (lambda **how: F.all_reduce(x, op, **how), total),
+            (lambda **how: F.reduce(x, n - 1, op, **how), total if rank == n - 1 else None),
+            (lambda **how: F.scan(x, op, **how), fold(given[: rank + 1])),
+            (lambda **how: F.exscan(x, op, **how), fold(given[:rank]) if rank else none),
+            (lambda **how: F.reduce_scatter(x, op, **how), total[rank * share :][:share]),
+            (lambda **how: F.all_reduce_tree({"x": [x]}, op, **how), total),
+        ]:
+            if library in ("memoryview", "opaque") and op is combine and wanted is not None and len(wanted) == share:
+                continue  # these types cannot be sliced
+            for got in (call(group=group), call(group=group, async_op=True).wait(20)):
+                got = got["x"][0] if isinstance(got, dict) else got
+                if wanted is None:
+                    assert got is None
+                else:
+                    kind.expect(got, wanted, x, f"{op} of {library}")
+    kind.expect(x, given[rank], x, "the input")
+    assert F.all_reduce(rank + 1.5, "land", group) == 1.0 and F.all_reduce(rank == n, "lor", group) is False
+    assert F.all_reduce(rank + 1, lambda a, b: 10 * a + b, group) == int("".join(str(r + 1) for r in range(n)))
+
+
+def pairs(group):
+    """minloc and maxloc: ties take the lowest index, and NaN takes precedence."""
+    rank, n = group.rank, group.size
+    values = numpy.array([[7.0, 1.0, numpy.nan if rank == n - 1 else rank], [rank, -rank, 2.0]], "float32")
+    indices = numpy.full(values.shape, n - rank, "int16")
+    lowest, where = F.all_reduce((values, indices), "minloc", group)
+    assert numpy.array_equal(lowest, [[7, 1, numpy.nan], [0, 1 - n, 2]], equal_nan=True) and lowest.dtype == "float32"
+    assert where.tolist() == [[1, 1, 1], [n, 1, 1]] and where.dtype == "int16"
+    highest, where = F.all_reduce((values, indices), "maxloc", group, async_op=True).wait()
+    assert highest[1].tolist() == [n - 1, 0, 2] and where.tolist() == [[1, 1, 1], [1, n, 1]]
+    assert F.all_reduce((-1.5 * rank, rank), "MINLOC", group) == (-1.5 * (n - 1), n - 1)
+    assert F.scan((1.5 * rank, rank), "maxloc", group) == (1.5 * rank, rank)
+    assert F.exscan((1.5 * rank, rank), "maxloc", group) == (1.5 * max(rank - 1, 0), max(rank - 1, 0))
+    assert F.reduce((float(rank), rank), 0, "minloc", group) == ((0.0, 0) if rank == 0 else None)
+    records = numpy.zeros(2 * n, [("distance", "f4"), ("node", "i8")])
+    records["distance"], records["node"] = numpy.arange(2 * n) * (-1) ** rank, rank
+    if n > 1:
+        part = F.reduce_scatter(records, "minloc", group=group)
+        assert part.dtype == records.dtype and part.tolist() == [(-i, min(i, 1)) for i in (2.0 * rank, 2.0 * rank + 1)]
+    assert F.all_reduce_tree([records], "maxloc", group)[0]["distance"].tolist() == list(range(2 * n))
+    for wrong in (numpy.ones(2), (numpy.ones(2), numpy.ones(3)), (1, 2, 3), 5):
+        raises(ValueError, "expected (value, index)", lambda: F.all_reduce(wrong, "minloc", group))
+
+
+def functions_that_fail(group):
+    """A function's exception is raised where it occurs, and the group stays usable."""
+    rank, n = group.rank, group.size
+    x = numpy.ones(2, "float32")
+
+    def divide(a, b):
+        return a / 0 if rank == 0 and 1 // 0 else a
+
+    if n > 1:
+        if rank == 0:
+            raises(ZeroDivisionError, "", lambda: F.all_reduce(x, divide, group))
+        else:
+            assert F.all_reduce(x, divide, group).tolist() == [1, 1]
+        for wrong in (lambda a, b: (a + b)[:1], lambda a, b: a + numpy.ones(2), lambda a, b: None):
+            raises(ValueError, "expected float32 (2,)", lambda: F.all_reduce(x, wrong, group))
+        raises(dldist.DistMismatchError, "differs between ranks", lambda: F.all_reduce(bytes(rank), lambda a, b: a, group))
+    raises(ValueError, "'MEAN'; dldist.functional also has 'LAND'", lambda: F.all_reduce(x, "landd", group))
+    raises(TypeError, "pass a group as group=", lambda: F.all_reduce(x, group))
+    assert F.all_reduce(x, "mean", group).tolist() == F.all_reduce(x, numpy.maximum, group).tolist() == [1, 1]
+    assert F.reduce_scatter(numpy.ones(2 * n, "int32"), sum, group=group).tolist() == [n, n]
+
+
 def raises(kind, text, call):
     try:
         call()
@@ -187,6 +277,23 @@ def moved_lists(group):
         raises(ValueError, f"of rank 0 has another length: got {n + 1}, expected {n}", call)
     raises(TypeError, "must be an array", lambda: F.all_to_all_any([], group))
     group.barrier()
+
+
+def traced_reductions(group):
+    """Logical reductions and functions in jax.jit and in gradients."""
+    jax, torch = importlib.import_module("jax"), importlib.import_module("torch")
+    n, rank = group.size, group.rank
+    x = jax.numpy.arange(3) * rank
+    assert jax.jit(lambda x: F.all_reduce(x, "lor", group))(x).tolist() == [0, n - 1, n - 1]
+    assert jax.jit(lambda x: F.scan(x + 1, lambda a, b: a * b, group))(x).tolist() == [1, 1 + rank, 1 + 2 * rank]
+    gradient = jax.grad(lambda x: F.all_reduce(x, lambda a, b: a * b, group).sum())(jax.numpy.array([3.0]))
+    assert gradient.tolist() == [n * 3.0 ** (n - 1)]
+    y = torch.tensor([3.0], requires_grad=True)
+    F.all_reduce(y, lambda a, b: a * b, group).sum().backward()
+    assert y.grad.tolist() == [n * 3.0 ** (n - 1)]
+    raises(TypeError, "unsupported in jax.jit", lambda: jax.jit(lambda x: F.all_reduce((x, x), "minloc", group))(x))
+    for call in (lambda x: F.gather_any(x, 0, group), lambda x: F.all_to_all_any([x] * n, group), lambda x: F.scatter_any([x] * n, 0, group)):
+        raises(TypeError, "unsupported in jax.jit", lambda: jax.jit(call)(x))
 
 
 def scatter(group, kind, given):
