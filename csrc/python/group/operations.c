@@ -264,15 +264,17 @@ add_operands(const py_group_call *call, const operation *op)
 static bool
 check_together(const py_group_call *call, int together, size_t together_piece, size_t one_piece)
 {
-    size_t wanted;
-    if (!__builtin_mul_overflow(piece_count(call, one_piece), group_size(call), &wanted) &&
-        piece_count(call, together_piece) == wanted) {
+    size_t all = piece_count(call, together_piece);
+    size_t one = piece_count(call, one_piece);
+    size_t product;
+    if (!__builtin_mul_overflow(one, group_size(call), &product) && all == product) {
         return true;
     }
+    bool is_swapped = all < one && !__builtin_mul_overflow(all, group_size(call), &product) && one == product;
     py_raise_argument(
         call->group->state, call->params->function, call->params->list[together].name,
-        "has a wrong size: got %zu elements, expected %d x %zu, one rank's tensor times the ranks",
-        piece_count(call, together_piece), call->group->size, piece_count(call, one_piece));
+        "has a wrong size: got %zu elements, expected %d x %zu, one rank's tensor times the ranks%s", all,
+        call->group->size, one, is_swapped ? "; the output and the input are swapped" : "");
     return false;
 }
 

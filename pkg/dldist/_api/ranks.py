@@ -102,12 +102,13 @@ _UNREGISTERED_TYPES = (_core.Group, Backend)
 
 def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
     """Return the rank in the group. Pass exactly one of global rank and group rank."""
+    if (group_rank is None) == (global_rank is None):
+        call, _, name = argument_names.title("global_rank").replace("group_", "").partition(": argument ")
+        given = "neither" if group_rank is None else "both"
+        raise ValueError(f"{call}: got {given} of {name} and 'group_{name[1:]}, expected one of them")
     if group_rank is not None:
-        if global_rank is not None:
-            raise ValueError("Can't specify both group_rank and global_rank")
         return group_rank
-    if global_rank is None:
-        raise ValueError("Must specify global_rank or group_rank")
+    assert global_rank is not None
     if global_rank == NO_RANK:
         return NO_RANK
     if isinstance(group, _UNREGISTERED_TYPES):

@@ -33,8 +33,8 @@ DEVICES = "torch.device refuses names that it does not know"
 FAILED_LOOKUP = "torch's error is a failed dict lookup"
 NO_TENSOR_GIVEN = "torch's dispatcher raises it, for lack of a tensor"
 NO_TENSOR = "must be a tensor"
-BOTH = "Can't specify both group_rank and global_rank"
-NEITHER = "Must specify global_rank or group_rank"
+BOTH = "got both of '"
+NEITHER = "got neither of '"
 NOT_OF_THE_GROUP = "is not part of group"
 NOT_REGISTERED = "is not registered, please create group with"
 INVALID_GROUP = "Invalid process group specified"
@@ -84,6 +84,8 @@ LENGTHS = [
     Bad("dist.all_gather([f(0), f(0), f(0)], f(1))", "RuntimeError", "got 3 tensors, expected 2"),
     Bad("dist.all_gather([], f(1))", "RuntimeError", "got 0 tensors, expected 2"),
     Bad("dist.all_gather_single(f(0, 0, 0), f(1))", "RuntimeError", "got 3 elements, expected 2 x 1"),
+    Bad("dist.all_gather_single(f(1), f(0, 0))", "RuntimeError", "got 1 elements, expected 2 x 2, one rank's tensor times the ranks; "
+        "the output and the input are swapped"),
     Bad("dist.all_gather_coalesced([[f(0)]], [f(1)])", "RuntimeError", "got 1 lists, expected 2"),
     Bad("dist.all_reduce_coalesced([])", "ValueError", "is empty", torch_error="NotImplementedError", why=NO_TENSOR_GIVEN),
     Bad("dist.gather(f(1), None)", "ValueError", "argument 'gather_list' must be specified on destination rank", on=(0,)),
@@ -126,8 +128,8 @@ RANKS = [
     Bad("dist.broadcast(f(1), group_src=2)", "RuntimeError", "invalid root rank: got 2"),
     Bad("dist.broadcast(f(1), 'x')", "TypeError", "must be int, not str"),
     Bad("dist.broadcast(f(1), 0.5)", "TypeError", "must be int, not float"),
-    Bad("dist.broadcast(f(1))", "ValueError", NEITHER),
-    Bad("dist.broadcast(f(1), 0, group_src=0)", "ValueError", BOTH),
+    Bad("dist.broadcast(f(1))", "ValueError", "broadcast(): got neither of 'src' and 'group_src', expected one of them"),
+    Bad("dist.broadcast(f(1), 0, group_src=0)", "ValueError", "broadcast(): got both of 'src' and 'group_src', expected one of them"),
     Bad("dist.broadcast(f(1), 7, group=pair)", "ValueError", NOT_OF_THE_GROUP),
     Bad("dist.reduce(f(1))", "ValueError", NEITHER),
     Bad("dist.reduce(f(1), 2)", "RuntimeError", "invalid root rank: got 2"),
