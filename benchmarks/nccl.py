@@ -268,7 +268,7 @@ def main():
             run_rank(0, options)
         else:
             os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-            dist.spawn(run_rank, options.ranks, (options,))
+            dist.spawn(run_rank, (options,), nprocs=options.ranks)
 
 
 if __name__ == "__main__":

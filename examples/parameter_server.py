@@ -62,4 +62,4 @@ if __name__ == "__main__":
     if dldist.is_launched():
         main()
     else:
-        dldist.spawn(main, 3)
+        dldist.spawn(main, nprocs=3)

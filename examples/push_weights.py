@@ -84,4 +84,4 @@ if __name__ == "__main__":
     if dldist.is_launched():
         main()
     else:
-        dldist.spawn(main, 5)
+        dldist.spawn(main, nprocs=5)

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from dldist import _core
 from dldist._base import uncaught
 from dldist._launch import child_calls, processes, rank_environment
 from dldist._objects import pickling
 
+_Result = TypeVar("_Result")
 _KILL_AFTER_S = 1.5
 # Seconds to wait for the cause: a lost process may end after the one that noticed the loss.
 _CAUSE_TIMEOUT_S = 0.5
@@ -84,16 +85,20 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     channel.send_bytes(data)
 
 
-class ProcessContext:
+class ProcessContext(Generic[_Result]):
     """The running processes; the result of spawn() with join=False."""
 
     def __init__(self, store: _core.TCPStore, count: int) -> None:
         self.processes: list[Any] = []
-        self.results: list[Any] = [None] * count
+        self.results: list[_Result | None] = [None] * count
         """The function's result in each process; None if the function has not returned."""
         self._store = store
         self._running: list[child_calls.Call] = []
         self._failures: list[ProcessException] = []
+
+    def __repr__(self) -> str:
+        nrunning = sum(not call.child.has_ended() for call in self._running)
+        return f"<dldist.ProcessContext: {len(self.processes)} processes, {nrunning} running, pids {self.pids()}>"
 
     def pids(self) -> list[int]:
         """Return the processes' ids."""
@@ -174,15 +179,35 @@ class ProcessContext:
         raise min(self._failures, key=lambda failure: child_calls.is_consequence(failure.__cause__))
 
 
+@overload
+def spawn(
+    fn: Callable[..., _Result],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    *,
+    join: Literal[True] = True,
+    daemon: bool = False,
+    timeout: float | None = None,
+) -> list[_Result]: ...
+@overload
+def spawn(
+    fn: Callable[..., _Result],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    *,
+    join: Literal[False],
+    daemon: bool = False,
+    timeout: float | None = None,
+) -> ProcessContext[_Result]: ...
 def spawn(
     fn: Callable[..., Any],
-    nprocs: int = 1,
     args: tuple[Any, ...] = (),
+    nprocs: int = 1,
     *,
     join: bool = True,
     daemon: bool = False,
     timeout: float | None = None,
-) -> Any:
+) -> list[Any] | ProcessContext[Any]:
     """Run `fn(i, *args)` in new processes of this host, numbered by i from 0.
 
     In each process, the environment has a rank, so init_process_group() needs no arguments. If a
@@ -190,8 +215,8 @@ def spawn(
 
     Args:
         fn: The function. Must be picklable, like `args`.
-        nprocs: The number of processes.
         args: The arguments that follow the process's number.
+        nprocs: The number of processes.
         join: If True, wait for all processes. If False, return a ProcessContext immediately.
         daemon: If True, the processes end with this one, like multiprocessing's daemons.
         timeout: Time limit for all processes, in seconds. None means no limit.
@@ -207,13 +232,13 @@ def spawn(
     Example:
         >>> def double(i, by):
         ...     return i * by
-        >>> spawn(double, 3, (2,))  # doctest: +SKIP
+        >>> spawn(double, (2,), nprocs=3)  # doctest: +SKIP
         [0, 2, 4]
     """
-    _check(fn, nprocs, args)
+    _check(fn, args, nprocs)
     context = multiprocessing.get_context("spawn")
     store, environments = rank_environment.serve_store(nprocs)
-    running = ProcessContext(store, nprocs)
+    running: ProcessContext[Any] = ProcessContext(store, nprocs)
     # Let the kernel kill the child only if this is the main thread: it kills the child when the
     # thread that started it ends, even if the process continues.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
@@ -238,12 +263,12 @@ def spawn(
     return running.results
 
 
-def _check(fn: object, nprocs: object, args: object) -> None:
+def _check(fn: object, args: object, nprocs: object) -> None:
     if not callable(fn):
         raise TypeError(f"spawn(): argument 'fn' must be callable, not {type(fn).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"spawn(): argument 'args' must be a tuple, not {type(args).__name__}; 'nprocs' comes after it, as in torch")
     if not isinstance(nprocs, int) or isinstance(nprocs, bool):
         raise TypeError(f"spawn(): argument 'nprocs' must be int, not {type(nprocs).__name__}")
     if nprocs < 1:
         raise ValueError(f"spawn(): argument 'nprocs' must be 1 or more, not {nprocs}")
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(f"spawn(): argument 'args' must be a tuple, not {type(args).__name__}")

@@ -117,8 +117,8 @@ def total(rank, fails):
     return float(multihost_utils.process_allgather(jnp.full(1, 5.0 + rank)).sum())
 
 if __name__ == "__main__":
-    print(dldist.spawn(total, 2, (False,)))
-    dldist.spawn(total, 2, (True,))
+    print(dldist.spawn(total, (False,), nprocs=2))
+    dldist.spawn(total, (True,), nprocs=2)
 """
 
 

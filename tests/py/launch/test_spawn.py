@@ -27,7 +27,7 @@ def work(i, more=1, *, sign=-1):
     return sign * (math.floor(2.5) + power(BASE, i) + more)
 
 try:
-    print(spawn(work, 2, (100,)))
+    print(spawn(work, (100,), nprocs=2))
 except pickle.PicklingError as error:
     print(error)
 """
@@ -39,7 +39,7 @@ import dldist
 def secret(i):
     return os.environ.get("DLDIST_SECRET")
 
-print(json.dumps([dldist.spawn(secret, 3) for _ in range(2)]))
+print(json.dumps([dldist.spawn(secret, nprocs=3) for _ in range(2)]))
 """
 
 CLASSES = """
@@ -68,7 +68,7 @@ def fails(i):
 
 for work in (makes, gathers, fails):
     try:
-        results = spawn(work, 2)
+        results = spawn(work, nprocs=2)
         print(work.__name__, [result.i for result in results if isinstance(result, Own)] or results[0])
     except Exception as error:
         print(work.__name__, type(error).__name__, type(error.__cause__).__name__, str(error).splitlines()[-1])
@@ -199,9 +199,10 @@ def test_classes_defined_at_a_prompt_need_cloudpickle(prompt):
     ("call", "kind", "words"),
     [
         (lambda: spawn(None), TypeError, "'fn' must be callable, not NoneType"),
-        (lambda: spawn(print, 0), ValueError, "'nprocs' must be 1 or more, not 0"),
-        (lambda: spawn(print, ("torch's", "order"), 2), TypeError, "'nprocs' must be int, not tuple"),
-        (lambda: spawn(print, 1, "x"), TypeError, "'args' must be a tuple, not str"),
+        (lambda: spawn(print, nprocs=0), ValueError, "'nprocs' must be 1 or more, not 0"),
+        (lambda: spawn(print, (), "2"), TypeError, "'nprocs' must be int, not str"),
+        (lambda: spawn(print, 2, ("x",)), TypeError, "'args' must be a tuple, not int; 'nprocs' comes after it, as in torch"),
+        (lambda: spawn(print, (), 2, True), TypeError, "positional arguments"),
     ],
 )
 def test_wrong_arguments_are_rejected(call, kind, words):

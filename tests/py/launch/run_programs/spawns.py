@@ -91,35 +91,38 @@ if __name__ == "__main__":
             import multiprocessing
 
             queue = multiprocessing.get_context("spawn").Queue()
-            results = spawn(in_group, 2, ("ab", queue))
+            results = spawn(in_group, ("ab", queue), 2)
             inner = spawn(adder(7), args=(10,), nprocs=1) + spawn(functools.partial(max, 1), args=(), nprocs=2)
             print(json.dumps([[r[:2] for r in results], [len(r[2]) for r in results], queue.get(timeout=5), inner]))
         elif how == "own place":
-            print(json.dumps(spawn(as_the_tutorial_does, 2, (int(sys.argv[2]),))))
+            print(json.dumps(spawn(as_the_tutorial_does, (int(sys.argv[2]),), nprocs=2)))
         elif how == "fails":
-            spawn(fails, 3)
+            spawn(fails, nprocs=3)
         elif how == "dies":
-            spawn(dies, 2)
+            spawn(dies, nprocs=2)
         elif how == "dies as a parent":
-            spawn(dies_and_leaves_a_child, 2, timeout=6)
+            spawn(dies_and_leaves_a_child, nprocs=2, timeout=6)
         elif how == "is cut off":
-            context = spawn(returns_much, 1, join=False)
+            context = spawn(returns_much, nprocs=1, join=False)
             assert context._running[0].channel.poll(15)
             os.kill(context.pids()[0], signal.SIGKILL)  # more output follows than fits into a pipe
             context.join()
         elif how == "unreadable":
             try:
-                spawn(returns_an_unreadable_object, 1)
+                spawn(returns_an_unreadable_object, nprocs=1)
             except ValueError as error:
                 print(json.dumps([str(error), *error.__notes__]))
         elif how == "late":
-            spawn(hangs, 2, timeout=1.0)
+            spawn(hangs, nprocs=2, timeout=1.0)
         elif how == "context":
-            context = spawn(hangs, 2, join=False)
+            context = spawn(hangs, nprocs=2, join=False)
             began = context.join(timeout=0.2)
+            texts = [repr(context)]
             context.terminate()
+            texts.append(repr(context))
+            assert texts == [f"<dldist.ProcessContext: 2 processes, {n} running, pids {context.pids()}>" for n in (2, 0)], texts
             print(json.dumps([began, context.join(), [os.path.exists(f"/proc/{pid}") for pid in context.pids()]]))
         else:
-            spawn(hangs, 2)
+            spawn(hangs, nprocs=2)
     except dldist.DistError as error:
         show(error)

@@ -284,7 +284,8 @@ def test_threads(group: dist.Group) -> int:
 
 def launching() -> None:
     try:
-        dist.spawn(body, 2, ("a",))
+        assert_type(dist.spawn(body, ("a",), nprocs=2), list[None])
+        assert_type(dist.spawn(body, ("a",), 2, join=False).results, list[None])
     except dist.ProcessRaisedException as raised:
         assert_type(raised, dist.ProcessRaisedException)
     except dist.ProcessExitedException as exited:
