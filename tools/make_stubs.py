@@ -168,7 +168,9 @@ def low_level_stub(calls) -> str:
 
 
 PACKAGE_HEAD = """
+from dldist import functional as functional
 from dldist import rendezvous as rendezvous
+from dldist import testing as testing
 
 __all__: list[str]
 __version__: str

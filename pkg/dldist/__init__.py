@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 _TABLES = _namespace.C10D, _namespace.PACKAGE
 __all__ = ["__version__", "set_log_level", *(name for name, _, _ in _namespace.parse_names(*_TABLES))]
 
-_MODULES = {"algorithms", "c10d_logger", "constants", "device_mesh", "distributed_c10d", "rendezvous", "types", "world"}
+_MODULES = {"algorithms", "c10d_logger", "constants", "device_mesh", "distributed_c10d"}
+_MODULES |= {"functional", "rendezvous", "testing", "types", "world"}
 """Public modules that programs can use as dldist.<module> without importing them."""
 
 _find = _namespace.Finder(__name__, *_TABLES, _namespace.PRIVATE)

@@ -113,7 +113,8 @@ def test_names_are_found_when_they_are_used():
             assert getattr(dldist, name) is not None and name in dir(dldist)
         from dldist import *
         assert all_reduce is dldist.all_reduce and "rendezvous" not in dldist.__all__
-        assert dldist.rendezvous.__name__ == "dldist.rendezvous"
+        for name in dldist._MODULES:
+            assert getattr(dldist, name).__name__ == f"dldist.{name}" and name in dir(dldist)
         try:
             dldist.no_such_name
         except AttributeError as error:
