@@ -83,8 +83,8 @@ def init_process_group(
     (torchrun, dlrun, Slurm, mpirun). A process without a launcher is a world of one.
 
     Args:
-        backend: "gloo" for the CPU (the default), "nccl" for GPUs, "mpi", "ucc" or "xccl" for a
-            library that moves the data (docs/carriers.md), "fake", the name of a registered
+        backend: "cpu" or "gloo" for the CPU (the default), "nccl" for GPUs, "mpi", "ucc" or "xccl"
+            for a library that moves the data (docs/carriers.md), "fake", the name of a registered
             backend, or one for each device: "cpu:gloo,cuda:nccl".
         init_method: A URL: "env://", "tcp://host:port", "file:///path", or of a registered scheme.
         timeout: Seconds or a timedelta, for rendezvous and operations; 30 minutes, for NCCL 10.

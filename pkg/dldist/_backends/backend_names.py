@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ class BackendPlugin(tuple):
 
 class Backend(str):
     """The name of a backend: Backend("GLOO") is "gloo". Each known name is an attribute.
+
+    "cpu" is another name of "gloo", dldist's own backend for CPUs: Backend("cpu") is "gloo".
 
     >>> dist.Backend("GLOO")
     'gloo'
@@ -81,7 +84,8 @@ class Backend(str):
     def __new__(cls, name: str) -> str:  # type: ignore[misc]
         if not isinstance(name, str):
             raise ValueError(f"{argument_names.title('backend')}: Backend constructor parameter must be string-ish: got {name!r}, expected a name")
-        return name.lower()
+        name = name.lower()
+        return name if "cpu" in cls.backend_list else re.sub("^cpu$|(?<=:)cpu(?=,|$)", cls.GLOO, name)
 
     @classmethod
     def register_backend(

@@ -412,6 +412,16 @@ def test_device_of_the_tensor_selects_the_backend(register):
     assert in_worlds(2, case, backend=config) == [(config, True)] * 2
 
 
+@pytest.mark.parametrize(("name", "found"), [("cpu", "gloo"), ("CPU", "gloo"), ("cpu:cpu", "cpu:gloo"), ("cuda:fake,cpu:cpu", "cuda:fake,cpu:gloo")])
+def test_cpu_is_another_name_of_gloo(name, found):
+    dldist.init_process_group(name, store=dldist.HashStore(), rank=0, world_size=1)
+    group = dldist.new_group([0], backend=name)
+    assert dldist.get_backend() == dldist.get_backend(group) == found
+    assert isinstance(group._get_backend("cpu"), dldist.ProcessGroupGloo)
+    assert dldist.is_backend_available("cpu") and dldist.Backend("cpu") == dldist.Backend.GLOO
+    dldist.destroy_process_group()
+
+
 def test_devices_with_the_same_backend_share_it():
     def case(rank):
         world = dldist.group.WORLD
