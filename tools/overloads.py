@@ -58,7 +58,11 @@ def _overloads(function: ast.FunctionDef, indent: str = "") -> str:
     parameters = _parameters(function)
     place = next(index for index, parameter in enumerate(parameters) if parameter.name == "async_op")
     flag_is_by_name = parameters[place].is_by_name
-    asynchronous, _, synchronous = ast.unparse(function.returns).partition(" | ")
+    results = function.returns
+    while isinstance(results, ast.BinOp):
+        results = results.left
+    asynchronous = ast.unparse(results)
+    synchronous = ast.unparse(function.returns).removeprefix(f"{asynchronous} | ")
     text = ""
     for flag, result in results_by_flag(asynchronous, synchronous).items():
         by_name = [str(each) for each in parameters if each.is_by_name and each.name != "async_op"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 from weakref import WeakSet
 
 from dldist import _core, carriers, rendezvous
@@ -19,6 +19,7 @@ from dldist._windows import symmetric
 from dldist._windows.window import Window
 from dldist.rendezvous import Meeting
 
+_T = TypeVar("_T")
 CLOSE_TIMEOUT_S = 10.0
 """The default timeout of close() for operations in progress, in seconds."""
 
@@ -258,7 +259,7 @@ class World(_core.Group):
 
     # ---- objects
 
-    def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[Any]:
+    def all_gather_object(self, obj: _T, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[_T]:
         """Gather the objects of all ranks on every rank.
 
         Args:
@@ -283,8 +284,8 @@ class World(_core.Group):
         return Exchange(self, "all_gather_object", serializer, timeout).all_gather(obj)
 
     def gather_object(
-        self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
-    ) -> list[Any] | None:
+        self, obj: _T, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> list[_T] | None:
         """Gather the objects of all ranks on one rank.
 
         Args:
@@ -297,6 +298,14 @@ class World(_core.Group):
         """
         return Exchange(self, "gather_object", serializer, timeout).gather(obj, root)
 
+    @overload
+    def broadcast_object(
+        self, obj: None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> Any: ...
+    @overload
+    def broadcast_object(
+        self, obj: _T | None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> _T: ...
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
@@ -317,6 +326,14 @@ class World(_core.Group):
         """
         return Exchange(self, "broadcast_object", serializer, timeout).broadcast(obj, root)
 
+    @overload
+    def scatter_objects(
+        self, objs: None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> Any: ...
+    @overload
+    def scatter_objects(
+        self, objs: Sequence[_T] | None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> _T: ...
     def scatter_objects(
         self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
@@ -333,8 +350,8 @@ class World(_core.Group):
         return Exchange(self, "scatter_objects", serializer, timeout).scatter(objs, root)
 
     def all_to_all_objects(
-        self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Timeout | None = None
-    ) -> list[Any]:
+        self, objs: Sequence[_T], *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> list[_T]:
         """Send objs[r] to each rank r, and receive an object from each.
 
         Args:

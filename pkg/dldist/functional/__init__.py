@@ -123,7 +123,7 @@ def _extended(call: Any, extension: reductions.Extension, x: Any, group: Any, ti
 @completed(_ARGUMENTS)
 def all_reduce(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Reduce the arrays of all ranks; every rank gets the result.
 
     Args:
@@ -176,7 +176,7 @@ def all_reduce_tree(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | TreeT:
+) -> Pending[TreeT] | TreeT:
     """Reduce every array of a tree, such as gradients, with one operation per dtype.
 
     Args:
@@ -234,7 +234,7 @@ def reduce(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT | None:
+) -> Pending[ArrayT | None] | ArrayT | None:
     """Reduce the arrays of all ranks; only `root` gets the result.
 
     Args:
@@ -267,7 +267,7 @@ def reduce(
 @_documented
 def scan(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Reduce the arrays of ranks 0 to r on each rank r (inclusive prefix reduction).
 
     Args:
@@ -346,7 +346,7 @@ def reduce_scatter(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Reduce the arrays of all ranks; each rank gets its part of the result along an axis.
 
     Args:
@@ -393,7 +393,7 @@ def all_gather(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Gather the arrays of all ranks: concatenated in rank order, or stacked.
 
     Args:
@@ -448,7 +448,7 @@ def gather(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT | None:
+) -> Pending[ArrayT | None] | ArrayT | None:
     """Gather the arrays of all ranks on `root`, as in all_gather.
 
     Args:
@@ -482,7 +482,7 @@ def gather(
 @_documented
 def all_gather_any(
     x: ArrayT, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | list[ArrayT]:
+) -> Pending[list[ArrayT]] | list[ArrayT]:
     """Gather the arrays of all ranks into a list. Shapes may differ; they are exchanged first.
 
     Args:
@@ -644,7 +644,7 @@ def _exchange_shapes(form: Form, shapes: list[tuple[int, ...]]) -> list[list[tup
 @_documented
 def broadcast(
     x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Send the array of `root` to all ranks.
 
     Args:
@@ -687,7 +687,7 @@ def scatter(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Divide the array of `root` along an axis; each rank gets its part.
 
     Args:
@@ -737,7 +737,7 @@ def all_to_all(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Send part r of x to rank r, and concatenate the received parts in rank order.
 
     Args:
@@ -808,7 +808,7 @@ def permute(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Exchange arrays between pairs of ranks.
 
     Args:
@@ -874,7 +874,7 @@ def send(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | None:
+) -> Pending[None] | None:
     """Send an array to one rank.
 
     Args:
@@ -915,7 +915,7 @@ def recv(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Receive an array from one rank.
 
     Args:
@@ -947,7 +947,7 @@ def recv(
     return form.run([like], start, [form.shape], call_batched=call_batched)
 
 
-def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending | None:
+def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending[None] | None:
     """Wait for all ranks, and for the collectives of this rank's earlier compiled JAX calls.
 
     Args:
@@ -965,7 +965,7 @@ def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, as
     return Pending([work], lambda: None) if async_op else None
 
 
-def wait_tensor(x: ArrayT | Pending) -> ArrayT | Any:
+def wait_tensor(x: ArrayT | Pending[Any]) -> ArrayT | Any:
     """Wait for the operations pending on an array, and return the result.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dldist import _core
 from dldist._backends import registry
@@ -15,6 +15,8 @@ from dldist._base.future import wait_for
 
 # Initial contents of results, with the numbers of dd_ffi_fill in csrc/xla/ffi.h.
 NOTHING, COPIES, ZEROS = range(3)
+
+_Result = TypeVar("_Result")
 
 
 def _single_result(result: Any = None) -> Any:
@@ -199,21 +201,21 @@ def wait_for_compiled_calls() -> None:
         compiled.flush()
 
 
-class Pending:
+class Pending(Generic[_Result]):
     """The result of an asynchronous call. numpy.asarray() and from_dlpack() wait for it."""
 
     __slots__ = ("_finish", "_result", "_works")
 
-    def __init__(self, works: list[_core.Work], finish: Callable[[], Any]) -> None:
+    def __init__(self, works: list[_core.Work], finish: Callable[[], _Result]) -> None:
         self._works = works
-        self._finish: Callable[[], Any] | None = finish
+        self._finish: Callable[[], _Result] | None = finish
         self._result: Any = None
 
     def done(self) -> bool:
         """Return True if wait() would return or raise without blocking."""
         return all(work.is_completed() for work in self._works)
 
-    def wait(self, timeout: Timeout | None = None) -> Any:
+    def wait(self, timeout: Timeout | None = None) -> _Result:
         """Wait for the result and return it. Every call returns the same object.
 
         Args:
@@ -226,17 +228,17 @@ class Pending:
             wait_for(work, timeout)
         return self._take()
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _Result]:
         for work in self._works:
             yield from work.__await__()
         return self._take()
 
-    def _take(self) -> Any:
+    def _take(self) -> _Result:
         finish = self._finish
         if finish is not None:
             self._result = finish()
             self._finish = None
-        return self._result
+        return self._result  # type: ignore[no-any-return]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         import numpy
@@ -249,11 +251,12 @@ class Pending:
         return array.copy() if copy else array
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self.wait().__dlpack__(**options)
+        result: Any = self.wait()
+        return result.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        device: tuple[int, int] = self.wait().__dlpack_device__()
-        return device
+        result: Any = self.wait()
+        return result.__dlpack_device__()  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<dldist.functional.Pending: {'done' if self.done() else 'under way'}>"
