@@ -222,8 +222,8 @@ class Supervisor:
         if stream.has_marker and not self._failures:
             self._end_job(
                 1,
-                f"rank {rank.rank} uses torch's own store client, which cannot authenticate with the job's secret; "
-                "pass --no-secret",
+                f"rank {rank.rank} uses torch's own store client, which cannot prove the job's secret; without it, the dlrun at "
+                f"{self._options.host} only accepts clients of its user on its machine; pass --no-secret on all machines",
             )
 
     def _record_shown(self, rank: launch_ranks.Rank, stream: output.Stream) -> None:

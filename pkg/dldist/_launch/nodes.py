@@ -16,7 +16,7 @@ from typing import Any
 
 from dldist import _core
 from dldist._launch import options as launch_options
-from dldist._launch import output, ranks
+from dldist._launch import output, rank_environment, ranks
 from dldist._launch import report as launch_report
 
 JOIN_TIMEOUT_S = 600.0
@@ -61,12 +61,6 @@ class _PeriodicThread(threading.Thread):
 
 class LaunchError(Exception):
     """Raised if the job cannot start; the message is the reason."""
-
-
-def serve(host: str, port: int, secret: str) -> _core.TCPStore:
-    return _core.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=_REPLY_TIMEOUT_S, secret=secret
-    )
 
 
 def _run_names(given: str | None) -> tuple[str, str]:
@@ -140,7 +134,7 @@ class Launchers:
         options, reason = self._options, ""
         if options.node_rank in (0, None):
             try:
-                return serve(options.host, options.port, self._secret), True
+                return rank_environment.serve(options.host, options.port, self._secret, _REPLY_TIMEOUT_S), True
             except _core.DistNetworkError as error:
                 if options.node_rank == 0 or self.is_alone:
                     raise
@@ -205,7 +199,7 @@ class Launchers:
         key = f"attempt/{number}"
         if self._is_host:
             if number > 0:
-                self._rank_store = serve(self._options.host, 0, self._secret)
+                self._rank_store = rank_environment.serve(self._options.host, 0, self._secret, _REPLY_TIMEOUT_S)
             self._store.set(key, str(self._rank_store.port))
         port = int(self._store.get(key, timeout=_RESTART_TIMEOUT_S))
         return ranks.Attempt(self._options, self.layout, number, self._run_id, self._folder, port, self._secret)

@@ -36,9 +36,15 @@ def store_variables(host: str, port: int, attempt: int = 0) -> dict[str, str]:
     }
 
 
+def serve(host: str, port: int, secret: str, timeout: float = 300.0) -> _core.TCPStore:
+    """Serve a launcher's store. It also accepts PyTorch's clients, which cannot prove the secret, if
+    they are processes of this user on this host."""
+    return _core.TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False, secret=secret, _is_open_to_own_torch=True)
+
+
 def serve_store(size: int) -> tuple[_core.TCPStore, list[dict[str, str]]]:
     """Serve a store for `size` processes of this host. Return the store and their environments."""
     secret = os.fsdecode(settings.secret()) or secrets.token_hex(16)
-    store = _core.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=secret)
+    store = serve("127.0.0.1", 0, secret)
     shared = {**store_variables("127.0.0.1", store.port), "DLDIST_SECRET": secret}
     return store, [shared | rank_variables(rank, size, rank, size) for rank in range(size)]

@@ -528,15 +528,25 @@ class TestSeveralMachines:
 @pytest.mark.torch
 @pytest.mark.deadline(60)
 class TestTorch:
-    def test_torch_program_runs_without_a_secret(self):
-        code, out, err = dlrun("--nproc-per-node", 2, "--no-secret", program("torch_program.py"))
+    @pytest.mark.parametrize("options", [["--no-secret"], []], ids=["no secret", "a secret"])
+    @pytest.mark.parametrize(("nranks", "backend"), [(2, "gloo"), (4, "gloo"), (2, "dldist"), (4, "dldist")])
+    def test_torch_program_runs(self, nranks, backend, options):
+        code, out, err = dlrun("--nproc-per-node", nranks, *options, program("torch_program.py"), backend)
         assert code == 0, err
-        assert sorted(out.splitlines()) == ["[rank0]: sum [3.0, 3.0]", "[rank1]: sum [3.0, 3.0]"]
+        total = float(nranks * (nranks + 1) // 2)
+        assert sorted(out.splitlines()) == [f"[rank{rank}]: sum {[total, total]}" for rank in range(nranks)]
 
-    def test_torch_program_with_secret_gets_an_explanation(self):
-        code, _, err = dlrun("--nproc-per-node", 2, program("torch_program.py"))
-        assert code == 1
-        assert "cannot authenticate with the job's secret" in err.splitlines()[-1] and "--no-secret" in err.splitlines()[-1]
+    def test_torch_program_runs_again_after_a_failure(self, tmp_path):
+        code, out, err = dlrun("-n", 2, "--max-restarts", 1, program("torch_program.py"), "gloo", tmp_path / "failed once")
+        assert code == 0, err
+        assert "restarting all ranks: 1 of 1" in err and out.count("sum [3.0, 3.0]") == 2
+
+
+def test_refused_torch_client_gets_an_explanation():
+    code, _, err = dlrun("--nproc-per-node", 2, program("refused_torch_client.py"), env={"DLDIST_SECRET": "s"})
+    assert code == 1
+    assert "rank 1 uses torch's own store client, which cannot prove the job's secret" in err.splitlines()[-1]
+    assert "pass --no-secret on all machines" in err.splitlines()[-1]
 
 
 class TestOptions:

@@ -10,6 +10,7 @@ import netns
 import pytest
 import unauthenticated_peers_workers
 import workers
+from dldist._launch import rank_environment
 from procs import under_load
 
 LOOPBACK = "127.0.0.1"
@@ -46,6 +47,45 @@ def test_unix_socket_of_a_store_is_only_for_its_user(procs):
     assert b"/key" in procs.start(unauthenticated_peers_workers.connect_as, 0, name, ask).result()
     assert procs.start(unauthenticated_peers_workers.connect_as, 65534, name, ask).result() == b""
     assert procs.start(unauthenticated_peers_workers.use_store_as, 65534, store.port).result() == b"value", "TCP is for all without a secret"
+
+
+TORCH_HELLO = MAGIC + b"\x0d" + b"ping"  # PING, which PyTorch's clients send next
+
+
+def launcher_store(host=LOOPBACK):
+    """Serve the store of a launcher, which accepts PyTorch's clients of its user on its host."""
+    return rank_environment.serve(host, 0, "a secret")
+
+
+@pytest.mark.parametrize(("host", "dialled"), [(LOOPBACK, LOOPBACK), ("::", LOOPBACK), ("localhost", "localhost")])
+def test_launcher_store_accepts_torch_clients_of_its_user(procs, host, dialled):
+    store = launcher_store(host)
+    assert procs.start(unauthenticated_peers_workers.ask_as, os.geteuid(), dialled, store.port, TORCH_HELLO).result() == b"ping"
+    with pytest.raises(dldist.DistAuthError, match="the store needs a secret and the client has none"):
+        dldist.TCPStore(dialled, store.port, secret="", timeout=timedelta(seconds=20))
+
+
+def test_other_stores_accept_no_torch_client_without_the_secret(procs):
+    store = dldist.TCPStore(LOOPBACK, 0, is_master=True, secret="a secret")
+    assert procs.start(unauthenticated_peers_workers.ask_as, os.geteuid(), LOOPBACK, store.port, TORCH_HELLO).result() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("host", [LOOPBACK, "::"])
+def test_launcher_store_refuses_torch_clients_of_other_users(procs, host):
+    store = launcher_store(host)
+    assert procs.start(unauthenticated_peers_workers.ask_as, 65534, LOOPBACK, store.port, TORCH_HELLO).result() == b""
+
+
+@pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
+def test_launcher_store_refuses_torch_clients_of_other_hosts(procs):
+    with netns.Hosts(2) as hosts:
+        server = hosts.start(procs, 0, unauthenticated_peers_workers.serve_launcher_store)
+        ask = (unauthenticated_peers_workers.ask_as, os.geteuid(), hosts.address(0), server.recv(), TORCH_HELLO)
+        assert hosts.start(procs, 0, *ask).result() == b"ping"
+        assert hosts.start(procs, 1, *ask).result() == b""
+        server.send("stop")
+        server.result()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

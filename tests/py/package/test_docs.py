@@ -161,6 +161,19 @@ def without_varying_parts(text):
     return [sorted(re.split(r"[ ,]+", line)) for line in text.splitlines()]
 
 
+@pytest.mark.torch
+@pytest.mark.deadline(TIMEOUT_S + 10)
+@pytest.mark.parametrize("page", ["beside-torch-and-mpi.md", "interfaces.md"])
+def test_torch_program_of_the_page_runs_under_dlrun(page, tmp_path):
+    block = next(block for block in programs() if block.page.name == page and "import torch.distributed" in block.text and block.ranks()[0] == 2)
+    path = tmp_path / "program.py"
+    path.write_text(block.text, encoding="utf-8")
+    command = [sys.executable, "-m", "dldist.run", "-n", "2", str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(TIMEOUT_S + 10)
 @pytest.mark.parametrize("block", programs(), ids=repr)

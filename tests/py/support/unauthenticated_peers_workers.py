@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import dldist
 import procs
+from dldist._launch import rank_environment
 
 LOOPBACK = "127.0.0.1"
 
@@ -78,6 +79,23 @@ def connect_as(channel, user, name, bytes_to_send):
             peer.send(bytes_to_send)
             return peer.recv(100)
     return b""
+
+
+def ask_as(channel, user, host, port, bytes_to_send):
+    """Return a store's answer over TCP to a process of that user; b"" if it closes the connection."""
+    os.setuid(user)
+    # bytes, because for a text Python imports the codec "idna", which the user may not read
+    with socket.create_connection((host.encode(), port), 20) as peer, contextlib.suppress(ConnectionError):
+        peer.sendall(bytes_to_send)
+        return peer.recv(100)
+    return b""
+
+
+def serve_launcher_store(channel):
+    """Serve the store of a launcher on all addresses until the parent's message."""
+    store = rank_environment.serve("::", 0, "a secret")
+    channel.send(store.port)
+    channel.recv()
 
 
 def listen_as(channel, user, name):
