@@ -146,7 +146,7 @@ def _check_rendezvous_arguments(init_method: Any, store: Any, world_size: int, r
     if init_method is not None:
         raise AssertionError("Cannot specify both init_method and store.")
     if not isinstance(store, _core.Store):
-        raise TypeError(f"init_process_group(): argument 'store' must be a Store, not {type(store).__name__}")
+        raise TypeError(f"init_process_group(): argument 'store' must be a Store, not {argument_names.type_name(store)}")
     for name, value in (("world_size", world_size), ("rank", rank)):
         as_int(f"init_process_group(): argument {name!r}", value)
     if not world_size > 0:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from dldist import _core
+from dldist._base import argument_names
 from dldist._base.options import to_timedelta
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -56,7 +57,7 @@ class _StoreCollectives(_ControlCollectives):
 
     def __init__(self, store: _core.Store, rank: int, world_size: int) -> None:
         if not isinstance(store, _core.Store):
-            raise TypeError(f"_StoreCollectives(): argument 'store' must be a Store, not {type(store).__name__}")
+            raise TypeError(f"_StoreCollectives(): argument 'store' must be a Store, not {argument_names.type_name(store)}")
         rank, world_size = rank.__index__(), world_size.__index__()
         if not 0 <= rank < world_size:
             raise ValueError(f"_StoreCollectives(): argument 'rank' is out of range: got {rank}, expected 0 to {world_size - 1}")

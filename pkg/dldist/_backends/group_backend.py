@@ -8,6 +8,7 @@ from typing import Any, Self
 from dldist import _core
 from dldist._backends.backend_base import Backend, BackendOptions
 from dldist._backends.low_level import CALLS, TensorCountError
+from dldist._base import argument_names
 from dldist._base.options import ErrorType, as_timedelta, timeout_of
 
 
@@ -31,7 +32,7 @@ class GroupBackend(Backend):
         enable_reconfigure: bool = False,
     ) -> None:
         if not isinstance(store, self._store_types):
-            raise TypeError(f"{type(self).__name__}(): argument 'store' must be a Store, not {type(store).__name__}")
+            raise TypeError(f"{type(self).__name__}(): argument 'store' must be a Store, not {argument_names.type_name(store)}")
         super().__init__(rank, size)
         opts = self._make_options(options, timeout)
         opts.enable_reconfigure = opts.enable_reconfigure or enable_reconfigure

@@ -119,7 +119,7 @@ class ProcessGroup(Member):
             raise TypeError(f"ProcessGroup(): incompatible constructor arguments: got {len(args)}, expected (store, rank, size) or (rank, size)")
         store = args[0] if len(args) == 3 else None
         if not isinstance(store, _core.Store | None):
-            raise TypeError(f"ProcessGroup(): argument 'store' must be a Store, not {type(store).__name__}")
+            raise TypeError(f"ProcessGroup(): argument 'store' must be a Store, not {argument_names.type_name(store)}")
         super().__init__(*args[-2:])
         self._store: _core.Store | None = store
         self._name = ""

@@ -255,5 +255,6 @@ def operations(group: Any = None) -> Any:
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError(f"{argument_names.title('group')}: Invalid process group specified: this process is not a member of the group")
-        raise _core.DistTypeError(f"{argument_names.title('group')}: Invalid process group specified: got {type(group).__name__}, expected a group")
+        got = argument_names.type_name(group)
+        raise _core.DistTypeError(f"{argument_names.title('group')}: Invalid process group specified: got {got}, expected a group")
     return calls

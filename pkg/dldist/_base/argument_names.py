@@ -53,6 +53,15 @@ def title(argument: str, function: str = "") -> str:
     return f"{name}(): argument '{given}{argument[len(first):]}'"
 
 
+def type_name(value: Any) -> str:
+    """Return the name of a value's type. For groups and stores of other libraries, add what to use."""
+    kind = type(value)
+    library = kind.__module__.partition(".")[0]
+    if library == "torch" and "distributed" in kind.__module__:
+        return f"torch.distributed.{kind.__name__} (for the ranks of a torch group, use World.from_torch)"
+    return f"mpi4py.MPI.{kind.__name__} (use World.from_mpi)" if library == "mpi4py" else kind.__name__
+
+
 def convert(name: str, function: Callable[[Any], _Result], value: Any, expected: str) -> _Result:
     """Return function(value). Replace its TypeError or ValueError by one that names the argument."""
     try:
