@@ -273,7 +273,13 @@ group_start_calls(group_call *const *calls, size_t ncalls, bool is_patient, cons
             group_update_task_locked(group);
         }
     }
+    /* A message to this rank itself has also ended its other side, whose owner must be notified. */
+    bool is_own = status == DD_OK && calls[0]->is_message && dd_work_is_done(&calls[0]->work) &&
+                  calls[0]->work.source_rank == group->rank;
     dd_engine_unlock(group->engine);
+    if (is_own) {
+        dd_engine_kick(group->engine);
+    }
     return status;
 }
 

@@ -51,6 +51,13 @@ def test_forked_child_does_not_wait_for_works_of_its_parent(team):
     team().run(cases.works_of_a_forked_parent)
 
 
+def test_message_to_the_same_rank_ends_both_works(team):
+    team().run(cases.message_to_this_rank_ends_both_works)
+    alone = group_team.Teams()
+    alone(1, worker=cases.member).run(cases.message_to_this_rank_ends_both_works)
+    alone.close()
+
+
 def test_all_works_are_waited_for(team):
     team().run(cases.wait_for_all)
 

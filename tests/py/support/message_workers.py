@@ -329,3 +329,13 @@ def unread_messages_are_named(world):
     assert f"no rank has sent (tag 6); 1 message of rank {other} is unread (tag 5)" in text, text
     world.recv(floats(1), other, 5)
     world.barrier()
+
+
+def message_to_this_rank_ends_both_works(world):
+    """The owner of the earlier work is notified, although no thread makes another call."""
+    for is_async in (True, False):
+        box, done = floats(50_000), threading.Event()
+        work = world.isend(floats(50_000, 1.0), world.rank)
+        work.get_future().add_done_callback(lambda _, done=done: done.set())
+        world.irecv(box, world.rank) if is_async else world.recv(box, world.rank)
+        assert done.wait(10) and box[0] == 1.0
