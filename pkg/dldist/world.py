@@ -156,6 +156,30 @@ class World(_core.Group):
         self._subgroup_set().add(group)
         return group
 
+    def split_by(self, color: Any, key: Any = 0, *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
+        """Create a group of the ranks with the same color. All ranks of this group must call this.
+
+        Args:
+            color: Any object that all_gather_object sends and that can be compared, such as a
+                number or a name; None if this rank takes no part.
+            key: The ranks of a group are ordered by key, and by rank if keys are equal.
+            name: As in split.
+            timeout: As in split.
+
+        Returns:
+            The group, or None if `color` is None.
+
+        Example:
+            >>> with World() as world:
+            ...     world.split_by(color=world.rank % 2).size
+            1
+        """
+        entries = self.all_gather_object((color, key), timeout=timeout)
+        if color is None:
+            return None
+        members = [rank for rank, (other, _) in enumerate(entries) if other == color]
+        return self.split(sorted(members, key=lambda rank: entries[rank][1]), name, timeout)
+
     def close(self, timeout: Timeout | None = None) -> None:
         """Close the groups made from this group, then this group, once their operations have ended.
 

@@ -263,6 +263,29 @@ def test_world_whose_close_fails_is_released():
         gc.enable()
 
 
+def test_split_by_groups_ranks_by_color_and_orders_them_by_key():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        world = dldist.World(store, rank, 4, timeout=20)
+        reverse = world.split_by(world.rank % 2, key=-world.rank, name="reverse")
+        assert reverse.all_gather_object(world.rank) == [[2, 0], [3, 1]][world.rank % 2]
+        assert reverse.name == "reverse"
+        named = world.split_by("a" if world.rank != 1 else None)  # equal keys: ordered by rank
+        assert named is None if world.rank == 1 else named.all_gather_object(world.rank) == [0, 2, 3]
+        assert world.split_by(world.rank).size == 1
+        world.close()
+        assert reverse.is_closed
+
+    on_threads(4, rank_of)
+
+
+def test_split_by_needs_objects_that_can_be_sent():
+    with dldist.World() as world:
+        assert world.split_by(None) is None
+        assert isinstance(error_of(world.split_by, object()), TypeError)
+
+
 def test_late_close_names_the_operations_under_way_and_their_lines():
     world = dldist.World(name="w")
     line = sys._getframe().f_lineno + 1

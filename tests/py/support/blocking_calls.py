@@ -80,6 +80,7 @@ BLOCKING = {
     "World.__init__ without rank 0": "dldist.World(free_place(), rank=1, world_size=2, timeout=60)",
     "World.split": "g.split([0, 1])",
     "World.new_group": "g.new_group([0, 1])",
+    "World.split_by": "g.split_by(0)",
     "World.close": "tagged and g.close(60)",
     "World.rendezvous": "g.rendezvous(g.empty(4))",
     "World.new_window": "g.new_window(x)",
