@@ -8,11 +8,12 @@ docs/device-mesh.md lists the differences from torch.distributed.device_mesh.
 
 from __future__ import annotations
 
+import operator
 import os
 from _thread import _local
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from dldist import _core
 from dldist._api import mesh_groups
@@ -21,9 +22,15 @@ from dldist._api.mesh_groups import DefaultWorldGroups, ExistingGroups, GroupSou
 from dldist._api.mesh_layout import Layout, has_overlap, is_sorted, merge_axes, nest, row_major, rows, shape_of, size_of, split, unravel
 from dldist._api.ranks import get_process_group_ranks, get_rank
 from dldist._backends.process_group import ProcessGroup
+from dldist._base import argument_names
+from dldist._base.array_types import Tensor, Timeout
+from dldist._base.arrays import find_family
+from dldist._base.probes import NO_RANK
 from dldist.world import World
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
+
+ArrayT = TypeVar("ArrayT", bound=Tensor)
 
 
 class DeviceMesh:
@@ -272,6 +279,87 @@ class DeviceMesh:
         if self._coordinate_on_dim is None:
             raise AssertionError(f"got rank {self._rank}, expected a rank of {self!r}")
         return self._coordinate_on_dim[index]
+
+    def _ranks_along(self, call: str, mesh_dim: int | str) -> tuple[list[int], int]:
+        """Return the ranks along a dimension, in mesh order, and this rank's place among them."""
+        dim = self._dim_of(call, mesh_dim)
+        if self._coordinate_on_dim is None:
+            raise IndexError(f"{call}(): got rank {self._rank}, expected a rank of {self!r}")
+        rank_rows = ([self._rank_map[place] for place in row] for row in rows((self._layout[dim],), len(self._rank_map)))
+        ranks = next(row for row in rank_rows if self._rank in row)
+        return ranks, ranks.index(self._rank)
+
+    def shift(self, mesh_dim: int | str, steps: int = 1, *, wrap: bool = True) -> tuple[int, int]:
+        """Return the ranks to receive from and to send to, so that data moves along a dimension.
+
+        Args:
+            mesh_dim: The number or name of the dimension.
+            steps: The number of places by which data moves; negative for lower places.
+            wrap: If True, the last rank of the dimension is followed by the first one.
+
+        Returns:
+            The source and the destination, as ranks of the world of the mesh. Without `wrap`,
+            dldist.NO_RANK beyond the border: messages with it move nothing.
+
+        Raises:
+            KeyError, IndexError: There is no such dimension, or this rank is not in the mesh.
+
+        Example:
+            >>> mesh = dist.init_device_mesh("cpu", (1,))
+            >>> mesh.shift(0), mesh.shift(0, wrap=False) == (dist.NO_RANK, dist.NO_RANK)
+            ((0, 0), True)
+        """
+        ranks, place = self._ranks_along("shift", mesh_dim)
+        steps = argument_names.convert("steps", operator.index, steps, "an integer")
+
+        def rank_at(other: int) -> int:
+            return ranks[other % len(ranks)] if wrap or 0 <= other < len(ranks) else NO_RANK
+
+        return rank_at(place - steps), rank_at(place + steps)
+
+    def exchange(
+        self, low: ArrayT, high: ArrayT, mesh_dim: int | str, *, wrap: bool = True, timeout: Timeout | None = None
+    ) -> tuple[ArrayT | None, ArrayT | None]:
+        """Exchange arrays with both neighbours along a dimension, such as the edges of a block.
+
+        All ranks along the dimension must call this, with arrays of the same shapes and types.
+
+        Args:
+            low: The array for the lower neighbour.
+            high: The array for the higher neighbour.
+            mesh_dim: The number or name of the dimension.
+            wrap: If True, the last rank of the dimension is followed by the first one.
+            timeout: Seconds or a timedelta for each direction. None is the group's own.
+
+        Returns:
+            The lower neighbour's `high` and the higher neighbour's `low`, as new arrays; None
+            instead of an array if there is no such neighbour.
+
+        Raises:
+            KeyError, IndexError: As for shift.
+
+        Example:
+            >>> mesh = dist.init_device_mesh("cpu", (1,))
+            >>> mesh.exchange(array("i", [1]), array("i", [2]), 0)
+            (array('i', [2]), array('i', [1]))
+        """
+        from dldist.functional import permute
+
+        for name, edge in (("low", low), ("high", high)):
+            if find_family(edge) is None:
+                raise TypeError(f"exchange(): argument {name!r} must be an array, not {type(edge).__name__}")
+        ranks, place = self._ranks_along("exchange", mesh_dim)
+        group = self.get_group(mesh_dim)
+        members = ranks
+        if not mesh_groups.is_world(group):
+            members = get_process_group_ranks(group)
+        elif not isinstance(self._group_source, ExistingGroups):
+            members = sorted(ranks)
+        order = [members.index(rank) for rank in ranks]
+        upward = list(zip(order, order[1:] + order[:1], strict=True))[: None if wrap else -1]
+        from_low: Any = permute(high, upward, group, timeout=timeout)
+        from_high: Any = permute(low, [(higher, lower) for lower, higher in upward], group, timeout=timeout)
+        return from_low if wrap or place > 0 else None, from_high if wrap or place < len(ranks) - 1 else None
 
     def _is_current_rank_part_of_mesh(self) -> bool:
         return self._coordinate_on_dim is not None

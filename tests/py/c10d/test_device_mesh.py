@@ -165,6 +165,73 @@ def test_abort_ends_the_groups_of_the_root_mesh(shape):
     assert in_worlds(4, case)[0] == (shape == (2, 2))
 
 
+# ---- neighbours
+
+
+@pytest.mark.parametrize("kind", ["default world", "World", "given Worlds"])
+@pytest.mark.parametrize("wrap", [True, False])
+def test_neighbours_are_the_next_ranks_along_a_dimension(kind, wrap):
+    """Ranks of the mesh are not in ascending order, so that places and ranks differ."""
+    grid = np.array([[4, 1, 0], [5, 2, 3]])
+    store = dldist.HashStore()
+
+    def case(rank):
+        world = None if kind == "default world" else dldist.World(store, rank, 6, timeout=20)
+        mesh = DeviceMesh("cpu", grid, mesh_dim_names=("y", "x"), world=world)
+        at = tuple(int(index[0]) for index in np.nonzero(grid == rank))
+        if kind == "given Worlds":
+            lines = [world.split(grid[:, at[1]].tolist()), world.split(grid[at[0]].tolist())]
+            mesh = DeviceMesh.from_group(lines, "cpu", grid, mesh_dim_names=("y", "x"))
+        for dim, name in enumerate("yx"):
+            line, place = np.moveaxis(grid, dim, 0)[:, at[1 - dim]], at[dim]
+            size = len(line)
+            for steps in (1, -1, 2, size):
+                ends = [place - steps, place + steps]
+                inside = [wrap or 0 <= end < size for end in ends]
+                expected = [int(line[end % size]) if here else dldist.NO_RANK for end, here in zip(ends, inside, strict=True)]
+                assert mesh.shift(name, steps, wrap=wrap) == tuple(expected)
+            low, high = mesh.exchange(np.array([rank, 0.5]), np.array([[rank + 10], [rank + 20]]), name, wrap=wrap)
+            has_low, has_high = wrap or place > 0, wrap or place < size - 1
+            assert low.tolist() == [[line[place - 1] + 10], [line[place - 1] + 20]] if has_low else low is None
+            assert high.tolist() == [line[(place + 1) % size], 0.5] if has_high else high is None
+        if kind == "World":  # ranks of shift() are ranks of the World
+            source, destination = mesh.shift("x", wrap=wrap)
+            got = np.array([-1])
+            work = world.isend(np.array([rank]), destination)
+            world.recv(got, source)
+            work.wait()
+            assert got[0] == (-1 if source == dldist.NO_RANK else source)
+        return True
+
+    run = in_worlds if kind == "default world" else on_threads
+    assert run(6, case) == [True] * 6
+
+
+def test_exchange_of_two_ranks_keeps_the_edges_apart():
+    """Both neighbours are the same rank. The edges are larger than the buffers of a connection."""
+    nbytes = 5 << 20
+
+    def case(rank):
+        mesh = init_device_mesh("cpu", (2, 1))
+        low, high = mesh.exchange(np.full(nbytes, 2 * rank, "u1"), np.full(nbytes, 2 * rank + 1, "u1"), 0)
+        assert (set(low.tolist()), set(high.tolist())) == ({2 * (1 - rank) + 1}, {2 * (1 - rank)})
+        alone = mesh.exchange(array.array("d", [1]), array.array("d", [2]), -1)
+        assert alone == (array.array("d", [2]), array.array("d", [1]))
+        assert mesh.exchange(vector(1), vector(2), 1, wrap=False) == (None, None)
+        return True
+
+    assert in_worlds(2, case) == [True] * 2
+
+
+def test_neighbours_of_wrong_dimensions_and_non_members_are_rejected(fake_world):
+    fake_world(5)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("y", "x"))
+    for call in (mesh.shift, lambda dim: mesh.exchange(vector(0), vector(0), dim)):
+        assert isinstance(error_of(call, "z"), KeyError)
+        assert "out of range: got 2, expected -2 to 1" in str(error_of(call, 2))
+        assert "got rank 5, expected a rank of DeviceMesh((y=2, x=2)" in str(error_of(call, "x"))
+
+
 def test_abort_ends_the_worlds_of_a_mesh():
     store = dldist.HashStore()
 
