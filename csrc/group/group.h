@@ -15,6 +15,7 @@
 #include "observe/recorder.h"
 #include "store/store.h"
 #include "transport/context.h" /* for DD_ANY_RANK */
+#include "transport/endpoint.h"
 #include "work/work.h"
 
 typedef struct dd_group dd_group;
@@ -44,10 +45,10 @@ dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
 /* Append the address record that ranks with this engine publish in `store` to `endpoint`. */
 dd_status dd_group_make_endpoint(dd_engine *engine, dd_store *store, dd_blob *endpoint,
                                  dd_error *err) DD_MUST_CHECK;
-/* Set *is_running to true if another process published `endpoint`, and is known to run.
- * `own_endpoint` must be an address record of this process. Fails only with DD_INTERRUPTED. */
-dd_status dd_group_find_other(dd_bytes endpoint, dd_bytes own_endpoint, bool *is_running, const dd_wait *wait,
-                              dd_error *err) DD_MUST_CHECK;
+/* Find out if the process that published `endpoint` runs. `own_endpoint` must be of this process.
+ * UNKNOWN for malformed bytes and for this process. Fails only with DD_INTERRUPTED. */
+dd_status dd_group_find_presence(dd_bytes endpoint, dd_bytes own_endpoint, dd_presence *presence,
+                                 const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Make a group of some members of `parent`. Collective over these members: no other rank takes
  * part. `ranks` are ranks of the parent, including this one, in the order of the new ranks. If

@@ -26,9 +26,9 @@ read_endpoint(dd_bytes bytes, dd_meeting_member *member)
     return true;
 }
 
-/* Find out if the process of `bytes` runs. UNKNOWN for malformed bytes, and for this process. */
-static dd_status
-find_presence(dd_bytes bytes, dd_bytes own_bytes, dd_presence *presence, const dd_wait *wait, dd_error *err)
+dd_status
+dd_group_find_presence(dd_bytes bytes, dd_bytes own_bytes, dd_presence *presence, const dd_wait *wait,
+                       dd_error *err)
 {
     dd_endpoint endpoint;
     dd_endpoint own_endpoint;
@@ -47,20 +47,10 @@ check_process(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *has_ende
               dd_error *err)
 {
     dd_presence presence;
-    dd_status status = find_presence(bytes, own_bytes, &presence, wait, err);
+    dd_status status = dd_group_find_presence(bytes, own_bytes, &presence, wait, err);
     *has_ended =
         status == DD_OK && (presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen));
     *was_seen = *was_seen || (status == DD_OK && presence == DD_PRESENCE_RUNNING);
-    return status;
-}
-
-dd_status
-dd_group_find_other(dd_bytes endpoint, dd_bytes own_endpoint, bool *is_running, const dd_wait *wait,
-                    dd_error *err)
-{
-    dd_presence presence;
-    dd_status status = find_presence(endpoint, own_endpoint, &presence, wait, err);
-    *is_running = status == DD_OK && presence == DD_PRESENCE_RUNNING;
     return status;
 }
 

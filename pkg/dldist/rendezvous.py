@@ -27,9 +27,7 @@ __all__ = ["register_rendezvous_handler", "rendezvous"]
 DEFAULT_TIMEOUT_S = 1800.0
 LINGER_S = 5.0
 _POLL_S = 0.2
-# How long a rank waits for another process with its number to complete a rendezvous, before it
-# decides that the rendezvous lacks ranks.
-_SETUP_S = 1.0
+_SETUP_S = 1.0  # time after which an incomplete rendezvous, which another process has joined, lacks ranks
 
 _handlers: dict[str, Callable[..., Iterator[tuple[_core.Store, int, int]]]] = {}
 

@@ -154,14 +154,14 @@ py_engine_is_other_running(PyObject *module, PyObject *args)
     py_state *state = PyModule_GetState(module);
     dd_bytes endpoint;
     dd_bytes own_endpoint;
-    bool is_running;
+    dd_presence presence;
     const py_params params = PY_PARAMS("_is_other_running", 2, 2, {"endpoint", PY_BYTES, &endpoint},
                                        {"own_endpoint", PY_BYTES, &own_endpoint});
     if (!py_params_read_tuple(&params, state, args, NULL) ||
-        !PY_GROUP_CALL(state, PRESENCE_NS, dd_group_find_other, endpoint, own_endpoint, &is_running)) {
+        !PY_GROUP_CALL(state, PRESENCE_NS, dd_group_find_presence, endpoint, own_endpoint, &presence)) {
         return NULL;
     }
-    return PyBool_FromLong(is_running);
+    return PyBool_FromLong(presence == DD_PRESENCE_RUNNING);
 }
 
 PyObject *
