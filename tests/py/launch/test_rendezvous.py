@@ -487,13 +487,10 @@ def test_rendezvous_succeeds_after_a_failed_attempt(ranks):
     meet(store=place.clone(), rank=0, world_size=3, timeout=20)
 
     def member(rank):
-        if rank != 1:
-            return rendezvous_workers.sum_over(meet(store=place.clone(), rank=rank, world_size=3, timeout=20))
-        # A new rank would join any open meeting, and the dead rank's is open until rank 0 joins.
-        here = "dldist/open/default_pg/count"
-        while place.add(here, 0) < 7:
+        # Other ranks would join any open meeting, and the dead rank's is open until rank 0 joins.
+        while rank != 0 and place.add("dldist/open/default_pg/count", 0) < 7:
             time.sleep(0.001)
-        return rendezvous_workers.sum_over(meet(store=place.clone(), rank=1, world_size=3, timeout=20))
+        return rendezvous_workers.sum_over(meet(store=place.clone(), rank=rank, world_size=3, timeout=20))
 
     assert place.add("dldist/open/default_pg/count", 0) == 5
     assert ranks(member, 3) == [7, 7, 7]
