@@ -111,7 +111,7 @@ def test_every_low_level_call_has_a_name_for_hooks():
     for name, call in calls:
         call(*arguments.get(name, ([X], [Y])))
     assert len(hook_arguments) == len(calls) > 25
-    assert [name for (name, _), args in zip(calls, hook_arguments, strict=True) if args.name.name == "UNKNOWN"] == ["exscan", "scan"]  # torch has neither
+    assert [name for (name, _), args in zip(calls, hook_arguments, strict=True) if args.name.name == "UNKNOWN"] == ["exscan", "scan"]  # not in torch
 
 
 def test_hooks_are_registered_and_removed():
