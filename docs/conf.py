@@ -38,6 +38,7 @@ TYPE_VARIABLES = r"dldist\.\w+\.(Array|Tensor|Tree)T"
 nitpick_ignore_regex = [(r"py:.*", rf"(?!{PUBLIC}).*"), (r"py:class", TYPE_VARIABLES)]
 
 TENSOR = re.compile(r"[~\w.]*SupportsDLPack \| [~\w.]*_SupportsDLPackDevice \| [~\w.]*SupportsBuffer")
+OP = re.compile(r"[~\w.]*ReduceOp \| [~\w.]*Literal\['sum'[^\]]*\](?: \| [~\w.]*(?:Callable|Literal)\[[^\]]*\])*")
 CONTRIBUTORS = '<p class="caption" role="heading"><span class="caption-text">Contributing</span></p>'
 
 
@@ -64,8 +65,8 @@ def keep_colons(app, what, name, obj, options, lines):
 
 
 def shorten_signature(app, what, name, obj, options, signature, returns):
-    """Write dldist.Tensor for the members of that union."""
-    return tuple(text and TENSOR.sub("~dldist.Tensor", text) for text in (signature, returns))
+    """Write dldist.Tensor and dldist.types.Op for the members of these unions."""
+    return tuple(text and OP.sub("~dldist.types.Op", TENSOR.sub("~dldist.Tensor", text)) for text in (signature, returns))
 
 
 def split_sidebar(app, pagename, templatename, context, doctree):

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from dldist._backends.backend_base import Backend
 from dldist._backends.process_group import ProcessGroup
-from dldist._base.array_types import Op, SupportsBuffer, SupportsDLPack, Tensor, Tensors, Timeout
+from dldist._base.array_types import Op, OpName, SupportsBuffer, SupportsDLPack, Tensor, Tensors, Timeout
 from dldist._core import Group
 
-__all__ = ["AnyGroup", "Op", "SupportsBuffer", "SupportsDLPack", "Tensor", "Tensors", "Timeout"]
+__all__ = ["AnyGroup", "Op", "OpName", "SupportsBuffer", "SupportsDLPack", "Tensor", "Tensors", "Timeout"]
 
 AnyGroup: TypeAlias = Group | ProcessGroup | Backend | int
 """A World or Group, a group of new_group, or a backend. The only int is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 from dldist._core import ReduceOp
 
@@ -46,9 +46,15 @@ Tensor: TypeAlias = SupportsDLPack | _SupportsDLPackDevice | SupportsBuffer
 Tensors: TypeAlias = Sequence[Tensor]
 """A list or a tuple of arrays."""
 
-Op: TypeAlias = ReduceOp | str | Callable[..., Any]
-"""A reduction: a member such as dldist.ReduceOp.SUM, its name in any case, such as "sum", or a
-function such as numpy.add or max; in dldist.functional, any function of two arrays."""
+OpName: TypeAlias = Literal[
+    "sum", "avg", "mean", "product", "prod", "min", "max", "band", "bor", "bxor",
+    "SUM", "AVG", "MEAN", "PRODUCT", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR",
+]  # fmt: skip
+"""A name of a reduction. At run time, any case is accepted."""
+
+Op: TypeAlias = ReduceOp | OpName | Callable[..., Any]
+"""A reduction: a member such as dldist.ReduceOp.SUM, its name such as "sum", or a function such as
+numpy.add or max; in dldist.functional, any function of two arrays, and "land", "minloc" and more."""
 
 Timeout: TypeAlias = timedelta | SupportsFloat
 """Seconds, or a timedelta."""

@@ -29,7 +29,8 @@ from dldist._objects.exchange import Exchange
 from dldist.functional import reductions
 from dldist.functional import tree as functional_tree
 from dldist.functional.form import COPIES, NOTHING, ZEROS, Form, Pending, as_index, operations_of, wait_for_compiled_calls
-from dldist.types import AnyGroup, Op, Tensor, Timeout
+from dldist.functional.reductions import Op
+from dldist.types import AnyGroup, Tensor, Timeout
 
 ArrayT = TypeVar("ArrayT", bound=Tensor | complex)
 TreeT = TypeVar("TreeT")
@@ -290,7 +291,7 @@ def scan(
 @_documented
 def exscan(
     x: ArrayT, op: Op = "sum", group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Reduce the arrays of ranks 0 to r - 1 on each rank r (exclusive prefix reduction).
 
     Args:
@@ -510,7 +511,7 @@ def all_gather_any(
 @_documented
 def gather_any(
     x: ArrayT, root: int = 0, group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | list[ArrayT] | None:
+) -> Pending[list[ArrayT] | None] | list[ArrayT] | None:
     """Gather the arrays of all ranks into a list on `root`, as in all_gather_any.
 
     Args:
@@ -544,7 +545,7 @@ def scatter_any(
     *,
     timeout: Timeout | None = None,
     async_op: bool = False,
-) -> Pending | ArrayT:
+) -> Pending[ArrayT] | ArrayT:
     """Send one array of a list on `root` to each rank. Shapes may differ; they are exchanged first.
 
     Args:
@@ -575,7 +576,7 @@ def scatter_any(
 @_documented
 def all_to_all_any(
     x: Sequence[ArrayT], group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False
-) -> Pending | list[ArrayT]:
+) -> Pending[list[ArrayT]] | list[ArrayT]:
     """Send array r of a list to rank r. Shapes may differ; they are exchanged first.
 
     Args:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from dldist import _core
+from dldist import _core, types
 from dldist._base import arrays
 from dldist._base.arrays import NUMBER_DTYPES
-from dldist.types import Op
+
+Op: TypeAlias = types.Op | Literal["land", "lor", "lxor", "minloc", "maxloc", "LAND", "LOR", "LXOR", "MINLOC", "MAXLOC"]
+"""A reduction of the functional calls: dldist.types.Op, or a name of a further reduction."""
 
 
 def name_of(op: Op) -> str:

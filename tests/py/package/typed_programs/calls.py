@@ -178,6 +178,7 @@ def methods(store: dist.Store, is_async: bool) -> None:
         world.send(x, 1, timeout=3)
         plans = [world.plan.all_reduce(x), world.plan.broadcast(y)]
         assert_type(plans[0], dist.Plan)
+        assert_type(world.plan, dist.Plans)
         dist.start_all(plans)
         dist.wait_all(plans)
         assert_type(world.all_gather_object("me"), list[str])
@@ -228,6 +229,8 @@ def functional(world: dist.World, is_async: bool) -> None:
     assert_type(F.barrier(async_op=True), F.Pending[None])
     assert_type(F.all_reduce(x, async_op=is_async), F.Pending[array[float]] | array[float])
     assert_type(F.all_reduce(0.5), float)
+    assert_type(F.all_reduce(x, "land"), array[float])
+    assert_type(F.all_reduce(x, max), array[float])
     assert_type(F.all_reduce_tree({"a": x}), dict[str, array[float]])
     assert_type(F.reduce(x), array[float] | None)
     assert_type(F.scan(x), array[float])

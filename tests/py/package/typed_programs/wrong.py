@@ -12,6 +12,7 @@ dist.all_reduce("x")  # wrong
 dist.all_reduce([1.0, 2.0])  # wrong
 dist.all_reduce([x, x])  # wrong
 dist.all_reduce(x, 3)  # wrong
+dist.all_reduce(x, "nope")  # wrong
 dist.all_reduce(x, timeout="30 s")  # wrong
 dist.all_reduce(x, group="default")  # wrong
 dist.all_reduce(x).wait()  # wrong
@@ -23,6 +24,10 @@ dist.isend(x, 1, async_op=True)  # wrong
 dist.new_group(timeout="long")  # wrong
 dist.World(timeout="long")  # wrong
 dist.World().all_reduce(1.0)  # wrong
+dist.World().all_reduce(x, "nope")  # wrong
+dist.World().all_reduce(x, "land")  # wrong
+dist.World().plan.reduce(x, op="nope")  # wrong
 dist.World().all_reduce(x).wait()  # wrong
 F.all_reduce("x")  # wrong
+F.all_reduce(x, "nope")  # wrong
 F.all_reduce(x).wait()  # wrong
