@@ -85,6 +85,16 @@ def test_plain_work_cannot_be_awaited():
         asyncio.run(wait())
 
 
+def test_asyncio_makes_tasks_of_works():
+    async def wait():
+        with dldist.World() as world:
+            works = [world.all_reduce(array.array("i", [i]), async_op=True) for i in range(3)]
+            task = asyncio.ensure_future(works.pop())
+            return await asyncio.gather(task, *works)
+
+    assert [x.tolist() for (x,) in asyncio.run(wait())] == [[2], [0], [1]]
+
+
 class Mine(dldist.Work):
     def __init__(self, value, *, text=""):
         super().__init__()
