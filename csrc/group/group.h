@@ -164,13 +164,16 @@ void dd_coll_form_destroy(dd_coll_form *form); /* NULL is allowed */
 dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                               dd_work **work, dd_error *err) DD_MUST_CHECK;
 
+/* The channel of the messages that continue another message, with a tag from it. */
+#define DD_P2P_PARTS_CHANNEL 2
+
 /* A message to or from a rank, which may be this one. */
 typedef struct dd_p2p {
     bool is_send;
     int rank;     /* rank of the other side; DD_ANY_RANK in a receive is any sender */
     uint64_t tag; /* any number, equal on both sides */
     dd_block block;
-    uint32_t channel; /* must be 0; the group uses other channels internally */
+    uint32_t channel; /* 0 or DD_P2P_PARTS_CHANNEL; the group uses other channels internally */
     bool is_any_tag;  /* only for a receive: accept any tag; `tag` is ignored */
     bool is_peek;     /* only for a receive without a block: do not take the message */
 } dd_p2p;

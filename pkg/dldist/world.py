@@ -13,6 +13,7 @@ from dldist._base import callback_thread, monitor_thread, probes  # noqa: F401 -
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
+from dldist._base.works import ObjectWork
 from dldist._objects import codec
 from dldist._objects.exchange import Exchange
 from dldist._windows import symmetric
@@ -412,7 +413,7 @@ class World(_core.Group):
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> None:
-        """Send an object to another rank. Only one thread may use the same rank and tag at a time.
+        """Send an object to another rank.
 
         Args:
             obj: The object to send.
@@ -426,6 +427,50 @@ class World(_core.Group):
             DistTimeoutError: Not received before the timeout. The group stays usable.
         """
         Exchange(self, "send_object", serializer, timeout).send(obj, dst, tag)
+
+    def isend_object(
+        self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> ObjectWork:
+        """Start to send an object to another rank. Its arrays must not change before the work ends.
+
+        Args:
+            obj: As in send_object, like `dst` and `tag`.
+            serializer: As in all_gather_object.
+            timeout: Seconds or a timedelta for the whole operation. None is the group's own.
+
+        Returns:
+            A work.
+
+        Raises:
+            TypeError: The serializer rejects the object. Raised on both ranks.
+
+        Example:
+            >>> with World() as world:
+            ...     work = world.isend_object({"lr": 0.1}, 0)
+            ...     world.irecv_object(0).wait(), work.wait()
+            ({'lr': 0.1}, True)
+        """
+        return Exchange(self, "isend_object", serializer, timeout).isend(obj, dst, tag)
+
+    def irecv_object(
+        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
+    ) -> ObjectWork:
+        """Start to receive an object from one rank, or from any rank.
+
+        Receives of objects and arrays with the same sender and tag get messages in the order of
+        the calls.
+
+        Args:
+            src: As in recv_object, like `tag` and `serializer`.
+            timeout: Seconds or a timedelta for the whole operation. None is the group's own.
+
+        Returns:
+            A work, whose wait() and result() return the object, as does `await`.
+
+        Raises:
+            TypeError, DistError: From wait(), as for recv_object.
+        """
+        return Exchange(self, "irecv_object", serializer, timeout).irecv(src, tag)
 
     def recv_object(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None

@@ -60,8 +60,9 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
-    bool is_any_tag; /* true if a receive accepts every tag */
-    bool is_typed;   /* true if sender and receiver must use the same dtype */
+    uint32_t channel; /* as in dd_p2p */
+    bool is_any_tag;  /* true if a receive accepts every tag */
+    bool is_typed;    /* true if sender and receiver must use the same dtype */
 } py_group_message;
 
 /* py_group_call_wait and py_group_call_start run a call with prepared operands through a callback,

@@ -169,6 +169,8 @@ PY_GROUP_METHOD(send);
 PY_GROUP_METHOD(recv);
 PY_GROUP_METHOD(isend);
 PY_GROUP_METHOD(irecv);
+PY_GROUP_METHOD(isend_part);
+PY_GROUP_METHOD(irecv_part);
 PY_GROUP_METHOD(probe);
 PY_GROUP_METHOD(monitored_barrier);
 PY_GROUP_METHOD(empty);

@@ -127,6 +127,7 @@ run_prepared_message(py_group_call *call, const py_group_message *message)
     transfer one = {.p2p = {.is_send = message->is_send,
                             .rank = message->rank,
                             .tag = message->tag,
+                            .channel = message->channel,
                             .is_any_tag = message->is_any_tag,
                             .block = {.data = piece->flat, .nbytes = piece->nbytes}}};
     py_record record;
@@ -167,10 +168,10 @@ prepare_and_run(py_group_call *call, const py_group_message *message)
 }
 
 static PyObject *
-call_message(const py_params *params, bool is_send, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-             PyObject *kwnames)
+call_message(const py_params *params, bool is_send, uint32_t channel, PyObject *self, PyObject *const *args,
+             Py_ssize_t nargs, PyObject *kwnames)
 {
-    py_group_message message = {.is_send = is_send};
+    py_group_message message = {.is_send = is_send, .channel = channel};
     py_group_call call;
     if (!py_group_call_parse(&call, self, params, args, nargs, kwnames) || !py_group_call_begin(&call)) {
         return NULL;
@@ -187,21 +188,23 @@ call_message(const py_params *params, bool is_send, PyObject *self, PyObject *co
     return message.rank == NO_RANK ? skip_message(&call, is_send) : prepare_and_run(&call, &message);
 }
 
-#define MESSAGE(name, sends, returns_at_once, required, ...)             \
-    PY_GROUP_METHOD(name)                                                \
-    {                                                                    \
-        py_params params = PY_PARAMS(#name, required, 3, __VA_ARGS__);   \
-        params.op_type = sends ? PY_OP_TYPE_SEND : PY_OP_TYPE_RECV;      \
-        params.is_async = returns_at_once;                               \
-        return call_message(&params, sends, self, args, nargs, kwnames); \
+#define MESSAGE(name, sends, returns_at_once, channel, required, ...)             \
+    PY_GROUP_METHOD(name)                                                         \
+    {                                                                             \
+        py_params params = PY_PARAMS(#name, required, 3, __VA_ARGS__);            \
+        params.op_type = sends ? PY_OP_TYPE_SEND : PY_OP_TYPE_RECV;               \
+        params.is_async = returns_at_once;                                        \
+        return call_message(&params, sends, channel, self, args, nargs, kwnames); \
     }
 #define SEND_NAMES PY_TENSORS(tensor), PY_OTHER(dst), PY_OTHER(tag), PY_TIME_LIMIT
 #define RECV_NAMES PY_TENSORS(tensor), PY_OTHER(src), PY_OTHER(tag), PY_TIME_LIMIT, PY_OTHER(match_dtype)
 
-MESSAGE(send, true, false, 2, SEND_NAMES)
-MESSAGE(isend, true, true, 2, SEND_NAMES)
-MESSAGE(recv, false, false, 1, RECV_NAMES)
-MESSAGE(irecv, false, true, 1, RECV_NAMES)
+MESSAGE(send, true, false, 0, 2, SEND_NAMES)
+MESSAGE(isend, true, true, 0, 2, SEND_NAMES)
+MESSAGE(recv, false, false, 0, 1, RECV_NAMES)
+MESSAGE(irecv, false, true, 0, 1, RECV_NAMES)
+MESSAGE(isend_part, true, true, DD_P2P_PARTS_CHANNEL, 2, SEND_NAMES)
+MESSAGE(irecv_part, false, true, DD_P2P_PARTS_CHANNEL, 1, RECV_NAMES)
 
 /* Find a message without receiving it. Return None, or a tuple of source, tag and size in bytes. */
 PY_GROUP_METHOD(probe)

@@ -451,6 +451,12 @@ static PyMethodDef group_methods[] = {
            "Starts to send, and returns a Work at once."),
     METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
            "Starts to receive, and returns a Work at once."),
+    {"_isend_part", PY_FAST_METHOD(py_group_isend_part),
+     "_isend_part($self, tensor, dst, tag=0, *, timeout=None)\n--\n\n"
+     "Starts to send a part of an object. Only _irecv_part receives it."},
+    {"_irecv_part", PY_FAST_METHOD(py_group_irecv_part),
+     "_irecv_part($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)\n--\n\n"
+     "Starts to receive a part of an object."},
     {"_probe", PY_FAST_METHOD(py_group_probe),
      "_probe($self, src=None, tag=-1, is_waiting=True, *, timeout=None)\n--\n\n"
      "Finds a message without receiving it: returns its source, tag and size in bytes, or None."},

@@ -51,6 +51,7 @@ PACKAGE = {
     "dldist._base.future": "Future",
     "dldist._base.options": "BuiltinCommHookType PutOptions SignalOptions WaitSignalOptions WindowAccessType",
     "dldist._api.torch_private": "default_pg_timeout",
+    "dldist._api.objects": "irecv_object isend_object",
     "dldist._api.p2p": "iprobe probe",
     "dldist._base.probes": "ANY_TAG MessageInfo NO_RANK",
     "dldist._api.shared_arrays": "empty",

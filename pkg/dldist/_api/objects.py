@@ -13,6 +13,7 @@ from dldist._api.ranks import check_not_self, global_rank_of, group_or_default, 
 from dldist._backends import registry
 from dldist._base.docstrings import completed
 from dldist._base.probes import NO_RANK
+from dldist._base.works import ObjectWork
 from dldist._core import DistError
 from dldist._objects.exchange import Exchange
 from dldist._objects.frames import Refusal
@@ -21,6 +22,7 @@ from dldist.types import AnyGroup, Timeout
 _documented = completed(
     {
         "group": "The group, or None for the default world.",
+        "tag": "A number of 0 or more, the same on both sides.",
         "device": "Ignored; accepted for compatibility. Objects use CPU memory.",
         "group_dst": "The destination's rank in the group, instead of `dst`.",
         "group_src": "The source's rank in the group, instead of `src`.",
@@ -33,7 +35,7 @@ _documented = completed(
 
 
 def _make_exchange(
-    name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None
+    name: str, group: AnyGroup | None, weights_only: bool, serializer: str | None, timeout: Timeout | None, default: str = "pickle"
 ) -> Exchange | None:
     """Return the Exchange for an object collective. For a non-member, warn and return None."""
     if is_non_member(group):
@@ -43,7 +45,7 @@ def _make_exchange(
         raise ValueError(f"{name}(): weights_only=True conflicts with serializer={serializer!r}: expected 'safe' or None")
     group = group_or_default(group)
     group_serializer = getattr(group, "serializer", None)
-    return Exchange(registry.operations(group), name, serializer or ("safe" if weights_only else group_serializer or "pickle"), timeout)
+    return Exchange(registry.operations(group), name, serializer or ("safe" if weights_only else group_serializer or default), timeout)
 
 
 def _run_then_raise(operation: Callable[[], Any], list_error: Exception | None) -> Any:
@@ -317,3 +319,63 @@ def recv_object_list(
         return NO_RANK
     _replace("recv_object_list", object_list, objects)
     return global_rank_of(group_or_default(group), source)
+
+
+@_documented
+def isend_object(
+    obj: Any,
+    dst: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    serializer: str | None = None,
+    timeout: Timeout | None = None,
+) -> ObjectWork:
+    """Start to send an object to a rank, which receives it by irecv_object. The default is "safe".
+
+    Args:
+        obj: The object to send. Its arrays must not change before the work has ended.
+        dst: The destination's rank in the default world, or NO_RANK.
+
+    Returns:
+        A Work. Non-members get None, after a warning.
+
+    Raises:
+        TypeError: The serializer rejects the object. Raised on both ranks.
+        ValueError: The rank or the tag is invalid, or the group has a third-party backend.
+
+    Example:
+        >>> work = dist.isend_object({"lr": 0.1}, dist.get_rank())
+        >>> dist.irecv_object(dist.get_rank()).wait(), work.wait()
+        ({'lr': 0.1}, True)
+    """
+    exchange = _make_exchange("isend_object", group, False, serializer, timeout, "safe")
+    # The annotation omits None, although non-members get None, so that callers need no check.
+    return exchange and exchange.isend(obj, peer_of(group, dst, group_dst), tag)  # type: ignore[return-value]
+
+
+@_documented
+def irecv_object(
+    src: int | None = None,
+    group: AnyGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    serializer: str | None = None,
+    timeout: Timeout | None = None,
+) -> ObjectWork:
+    """Start to receive the object of one isend_object, from one rank or any rank.
+
+    Args:
+        src: The source's rank in the default world; None for any rank; NO_RANK for none.
+
+    Returns:
+        A Work, whose wait() and result() return the object, as does `await`. Non-members get None,
+        after a warning.
+
+    Raises:
+        TypeError, DistError: From wait(), as for recv_object_list.
+    """
+    exchange = _make_exchange("irecv_object", group, False, serializer, timeout, "safe")
+    return exchange and exchange.irecv(source_of(group, src, group_src), tag)  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from typing import Any
 
 from dldist import _core
 from dldist._base.future import seconds_of
+from dldist._base.works import FutureWork
 from dldist.types import Timeout
 
 Works = Sequence[_core.Work | None]
@@ -131,5 +132,8 @@ def _wait_for_event(works: tuple[_core.Work, ...], seconds: float | None) -> boo
     """Wait for works of other kinds than the core's, or of several engines."""
     event = Event()
     for work in works:
-        work.get_future().add_done_callback(lambda _: event.set())
+        if isinstance(work, FutureWork):
+            work._watch(event.set)
+        else:
+            work.get_future().add_done_callback(lambda _: event.set())
     return event.wait(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from dldist import _core
@@ -82,6 +83,75 @@ def done_work(value: Any) -> FutureWork:
     future = Future()
     future.set_result(value)
     return FutureWork(future)
+
+
+class ObjectWork(FutureWork):
+    """The work of sending or receiving an object, which wait() and result() return.
+
+    `works` yields the works of the object's messages, each once the one before it has ended. It
+    runs on the thread that starts the operation, then on the completion thread. `read` makes the
+    object from its return value, on a thread that wants the object, because this may run the
+    program's code.
+    """
+
+    def __init__(self, name: str, works: Generator[_core.Work, None, Any], read: Callable[[Any], Any]) -> None:
+        super().__init__(Future())
+        self._name = name
+        self._works = works
+        self._read = read
+        self._message = next(works)
+        self._advance(self._message)
+
+    def _advance(self, work: _core.Work) -> None:
+        try:
+            while work.is_completed():
+                work.wait()
+                work = next(self._works)
+            work._watch(lambda: self._advance(work))
+        except StopIteration as end:
+            self._future._complete(end.value, None)
+        except Exception as error:
+            self._future._complete(None, error)
+
+    @cached_property
+    def _object(self) -> Any:
+        return self._read(self._future.value())
+
+    def wait(self, timeout: Any = None) -> Any:
+        super().wait(timeout)
+        return self._object
+
+    def result(self) -> Any:
+        return self._object
+
+    def exception(self) -> BaseException | None:
+        try:
+            _ = self.is_completed() and self._object
+        except Exception as error:
+            return error
+        return None
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def get_future(self) -> Future:
+        return self._future.then(lambda _: self._object)
+
+    def source_rank(self) -> int:
+        return self._message.source_rank()
+
+    def received_tag(self) -> int:
+        return self._message.received_tag()
+
+    def cancel(self) -> bool:
+        is_cancelled = self._message.cancel()
+        if is_cancelled:
+            self._advance(self._message)  # the completion thread may be later
+        return is_cancelled
+
+    def __repr__(self) -> str:
+        state = "under way" if not self.is_completed() else "done" if self._future.exception() is None else "failed"
+        return f"<dldist.Work: {self._name}, {state}>"
 
 
 class SkippedMessage(FutureWork):

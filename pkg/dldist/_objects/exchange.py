@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from itertools import count
 from time import monotonic
 from typing import Any
 
+from dldist import _core
 from dldist._base import argument_names
 from dldist._base.array_types import Timeout
 from dldist._base.future import seconds_of
-from dldist._base.probes import ANY_TAG, NO_RANK
+from dldist._base.probes import NO_RANK
+from dldist._base.works import ObjectWork
 from dldist._core import DistArgumentError
 from dldist._objects import codec
 from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
 
 DEFAULT_SERIALIZER = "safe"
+
+_part_tags = count(1)
+"""Tags for the pieces of the objects that this process sends, so that each object has its own."""
 
 
 class Exchange:
@@ -33,6 +39,10 @@ class Exchange:
         # view.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
+        find_calls = getattr(self._group, "_calls_for_message", None)
+        calls = self._group if find_calls is None else find_calls(b"")
+        self._parts: _core.Group | None = calls if isinstance(calls, _core.Group) else None
+        """The group that sends and receives an object's pieces apart from messages with the same tag."""
         self.rank: int = group.rank
         self.size: int = group.size
         self._name = name
@@ -99,21 +109,61 @@ class Exchange:
 
     def send(self, obj: Any, dst: int, tag: int) -> None:
         outgoing = Outgoing(obj, self._serializer)
-        self._group.send(outgoing.prefix(outgoing.rounds), dst, tag, **self._remaining_timeout())
+        part_tag = next(_part_tags) if self._parts is not None else 0
+        self._group.send(outgoing.prefix(outgoing.rounds, part_tag), dst, tag, **self._remaining_timeout())
         for index in outgoing.rounds:
-            self._group.send(outgoing.piece(index), dst, tag, **self._remaining_timeout())
+            if self._parts is not None:
+                self._parts._isend_part(outgoing.piece(index), dst, part_tag, **self._remaining_timeout()).wait()
+            else:
+                self._group.send(outgoing.piece(index), dst, tag, **self._remaining_timeout())
         _raise_first([outgoing.error])
+
+    def isend(self, obj: Any, dst: int, tag: int) -> ObjectWork:
+        parts = self._require_parts()
+        outgoing = Outgoing(obj, self._serializer)
+        part_tag = next(_part_tags)
+        works = [self._group.isend(outgoing.prefix(outgoing.rounds, part_tag), dst, tag, **self._remaining_timeout())]
+        works += [parts._isend_part(outgoing.piece(index), dst, part_tag, **self._remaining_timeout()) for index in outgoing.rounds]
+        _raise_first([outgoing.error])
+        return ObjectWork(self._name, (work for work in works), lambda _: True)
+
+    def irecv(self, src: int | None, tag: int) -> ObjectWork:
+        self._require_parts()
+        return ObjectWork(self._name, self._receive(src, tag), lambda incoming: incoming and self._read(incoming))
+
+    def _receive(self, src: int | None, tag: int) -> Generator[Any, None, Incoming | None]:
+        """Yield the works of an object's messages, and return the object."""
+        prefix = bytearray(PREFIX_BYTES)
+        message = self._group.irecv(prefix, src, tag, **self._remaining_timeout())
+        yield message
+        if src == NO_RANK:
+            return None
+        incoming = Incoming(memoryview(prefix), message.source_rank(), self._name)
+        for index in incoming.rounds:
+            yield self._receive_part(incoming, index)
+        return incoming
+
+    def _receive_part(self, incoming: Incoming, index: int) -> Any:
+        return self._require_parts()._irecv_part(
+            incoming.buffer_for(index), incoming.rank, incoming.tag, **self._remaining_timeout()
+        )
+
+    def _require_parts(self) -> _core.Group:
+        if self._parts is None:
+            raise DistArgumentError(f"{self._name}(): got a group of another backend, expected a group whose messages dldist sends on the CPU")
+        return self._parts
 
     def recv(self, src: int | None, tag: int) -> tuple[Any, int]:
         if src == NO_RANK:
             return None, NO_RANK
-        if tag == ANY_TAG:  # the rest of the object has the same tag
-            src, tag, _ = self._group._probe(src, tag, **self._remaining_timeout())
         prefix = bytearray(PREFIX_BYTES)
         source = self._group.recv(prefix, src, tag, **self._remaining_timeout())
         incoming = Incoming(memoryview(prefix), source, self._name)
         for index in incoming.rounds:
-            self._group.recv(incoming.buffer_for(index), source, tag, **self._remaining_timeout())
+            if incoming.tag:
+                self._receive_part(incoming, index).wait()
+            else:
+                self._group.recv(incoming.buffer_for(index), source, tag, **self._remaining_timeout())
         return self._read(incoming), source
 
     def _outgoing(self, objs: Any) -> list[Outgoing]:
@@ -152,7 +202,7 @@ class Exchange:
     def _read_all(self, incoming: list[Incoming]) -> list[Any]:
         return [each.read(self._serializer) for each in incoming]
 
-    def _remaining_timeout(self) -> dict[str, float]:
+    def _remaining_timeout(self) -> dict[str, Any]:
         """Return the next operation's timeout: the call's remaining time, or the group's."""
         # If no time is left, let the operation time out, because its error names the late ranks.
         return {} if self._deadline is None else {"timeout": max(self._deadline - monotonic(), 1e-3)}

@@ -24,8 +24,8 @@ from dldist._objects import codec
 
 PREFIX_BYTES = 512
 
-# Magic, version, serializer, first round, last round + 1, buffer count, head bytes, buffer bytes.
-_PREFIX = struct.Struct("<4sBBxBIIQQ")
+# Magic, version, serializer, first round, last round + 1, buffer count, head bytes, buffer bytes, tag of the pieces.
+_PREFIX = struct.Struct("<4sBBxBIIQQq")
 _MAGIC = b"dlob"
 _VERSION = 1
 _FAILED = 0  # replaces the serializer's number if the head is an error text
@@ -69,10 +69,11 @@ class Outgoing:
         self._head = memoryview(head.getvalue())
         self.rounds = _rounds_of(len(self._head), len(self._buffers))
 
-    def prefix(self, rounds: range) -> bytes:
-        """Return the prefix. `rounds` is the range of rounds of all objects in the same call."""
+    def prefix(self, rounds: range, tag: int = 0) -> bytes:
+        """Return the prefix. `rounds` is the range of rounds of all objects in the same call; `tag`
+        is the tag of the pieces in the channel for parts, or 0."""
         nbytes = sum(buffer.nbytes for buffer in self._buffers)
-        fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes)
+        fields = (_MAGIC, _VERSION, self._number, rounds.start, rounds.stop, len(self._buffers), len(self._head), nbytes, tag)
         inline_head = bytes(self._head) if len(self._head) <= _INLINE_BYTES else b""
         return (_PREFIX.pack(*fields) + inline_head).ljust(PREFIX_BYTES, b"\0")
 
@@ -107,13 +108,13 @@ class Incoming:
 
     `has_other_objects`: the sender also sends other objects, which may need more rounds."""
 
-    __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own_rounds", "number", "rank", "rounds")
+    __slots__ = ("_buffer_bytes", "_buffers", "_call", "_count", "_head", "_head_bytes", "_own_rounds", "number", "rank", "rounds", "tag")
 
     def __init__(self, prefix: memoryview, rank: int, call: str, has_other_objects: bool = False) -> None:
         self.rank = rank
         self._call = call
         fields = _PREFIX.unpack_from(prefix)
-        magic, version, self.number, first, stop, self._count, self._head_bytes, self._buffer_bytes = fields
+        magic, version, self.number, first, stop, self._count, self._head_bytes, self._buffer_bytes, self.tag = fields
         if magic != _MAGIC or version != _VERSION:
             raise self._error("sent a malformed object, or has another version of dldist")
         nbytes = self._head_bytes + self._buffer_bytes
@@ -121,8 +122,8 @@ class Incoming:
             raise self._error(f"sent an object too large for this machine: got {nbytes} bytes, expected at most {_memory_limit()}")
         self.rounds = range(first, stop)
         self._own_rounds = _rounds_of(self._head_bytes, self._count)
-        is_large_enough = 8 * self._count <= self._head_bytes and codec.IN_BAND_BYTES * self._count <= self._buffer_bytes
-        if not is_large_enough or not self._has_valid_rounds(has_other_objects):
+        is_valid = self.tag >= 0 and 8 * self._count <= self._head_bytes and codec.IN_BAND_BYTES * self._count <= self._buffer_bytes
+        if not is_valid or not self._has_valid_rounds(has_other_objects):
             raise self._error("sent a malformed object: its sizes do not fit its number of buffers")
         self._buffers: list[memoryview] = []
         self._head: memoryview | None = prefix[_PREFIX.size :][: self._head_bytes] if self._own_rounds.start else None

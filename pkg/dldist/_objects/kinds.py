@@ -40,10 +40,6 @@ class Kind:
         return parts
 
 
-def _fraction_parts(value: Any) -> tuple[int, int]:
-    return _limited(value.numerator, value.denominator)
-
-
 def _limited(numerator: int, denominator: int) -> tuple[int, int]:
     if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:
         raise ValueError(f"is a Fraction of too large numbers: expected at most {MAX_FRACTION_BITS} bits")
@@ -78,7 +74,7 @@ _STANDARD: tuple[_Row, ...] = (
     ("datetime", "timezone", (timedelta, object), lambda x: (*x.__getinitargs__(), None)[:2], lambda cls: _make_timezone),
     ("zoneinfo", "ZoneInfo", (str,), lambda x: (x.key,), lambda cls: cls),
     ("decimal", "Decimal", (str,), lambda x: (str(x),), lambda cls: cls),
-    ("fractions", "Fraction", (int, int), _fraction_parts, lambda cls: lambda *parts: cls(*_limited(*parts))),
+    ("fractions", "Fraction", (int, int), lambda x: _limited(x.numerator, x.denominator), lambda cls: lambda *parts: cls(*_limited(*parts))),
     ("pathlib", "PosixPath", (str,), lambda x: (str(x),), lambda cls: cls),
     ("pathlib", "PurePosixPath", (str,), lambda x: (str(x),), lambda cls: cls),
     ("pathlib", "PureWindowsPath", (str,), lambda x: (str(x),), lambda cls: cls),

@@ -58,6 +58,29 @@ def test_message_to_the_same_rank_ends_both_works(team):
     alone.close()
 
 
+def test_asynchronous_objects_keep_the_order_of_messages(team):
+    team().run(cases.objects_keep_their_order)
+    team().run(cases.objects_meet_blocking_calls)
+    team().run(cases.objects_to_this_rank)
+
+
+def test_asynchronous_objects_need_no_call_to_arrive(team):
+    team().run(cases.objects_arrive_while_the_program_does_other_things)
+
+
+def test_first_of_several_objects_is_found_and_others_are_cancelled(team):
+    team().run(cases.first_of_several_objects)
+
+
+def test_failed_objects_leave_the_group_usable(team):
+    team().run(cases.failures_of_objects)
+    team().run(cases.objects_without_a_channel)
+
+
+def test_default_group_sends_objects_asynchronously(team):
+    team().run(cases.objects_of_the_default_group)
+
+
 def test_all_works_are_waited_for(team):
     team().run(cases.wait_for_all)
 

@@ -308,8 +308,8 @@ SPECIAL = {
 LIST = {"gather_list": parts}
 # Optional arguments that a call needs to be valid.
 ALSO = {
-    **dict.fromkeys("broadcast isend send irecv recv recv_object_list broadcast_object_list".split(), {"src": 0}),
-    **dict.fromkeys("isend send send_object_list reduce".split(), {"dst": 0}),
+    **dict.fromkeys("broadcast isend send irecv recv irecv_object recv_object_list broadcast_object_list".split(), {"src": 0}),
+    **dict.fromkeys("isend send isend_object send_object_list reduce".split(), {"dst": 0}),
     "gather": {"gather_list": parts},
     "gather_single": {"gather_tensor": lambda: f(0)},
     "gather_into_tensor": {"gather_tensor": lambda: f(0)},

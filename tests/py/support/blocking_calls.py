@@ -219,10 +219,12 @@ NOT_BLOCKING = {
     *("Future." + name for name in "done value exception set_result set_exception add_done_callback then".split()),
     "World.abort",
     "World.iprobe",
+    "World.isend_object",
+    "World.irecv_object",
     *"""abort allow_classes batch_isend_irecv default_world empty get_backend get_backend_config get_backend_impl get_debug_level
     get_default_backend_for_device get_global_rank get_group_rank get_node_local_rank get_pg_count get_process_group_ranks get_rank
-    get_world_size iprobe irecv is_available is_backend_available is_gloo_available is_initialized is_launched is_mpi_available
-    is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available isend register_rendezvous_handler set_debug_level
+    get_world_size iprobe irecv irecv_object is_available is_backend_available is_gloo_available is_initialized is_launched is_mpi_available
+    is_nccl_available is_torchelastic_launched is_ucc_available is_xccl_available isend isend_object register_rendezvous_handler set_debug_level
     set_debug_level_from_env set_log_level set_timeout supports_complex test_any""".split(),
 }
 

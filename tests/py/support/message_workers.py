@@ -1,6 +1,7 @@
 """Cases that the ranks of test_messages.py run, in a World. See group_workers.py. Without pytest, so
 that the children start faster."""
 
+import asyncio
 import os
 import threading
 import time
@@ -339,3 +340,133 @@ def message_to_this_rank_ends_both_works(world):
         work.get_future().add_done_callback(lambda _, done=done: done.set())
         world.irecv(box, world.rank) if is_async else world.recv(box, world.rank)
         assert done.wait(10) and box[0] == 1.0
+
+
+# ---- objects that are sent asynchronously
+
+LARGE = bytes(300_000)  # several messages
+
+
+def objects_keep_their_order(world):
+    """Receives get objects and arrays of one tag in the order of the calls, whatever their sizes."""
+    other = 1 - world.rank
+    box = floats(1)
+    receives = [world.irecv_object(src, 5) for src in (other, None, other)]
+    receives += [world.irecv(box, other, 5), world.irecv_object(None, 5), world.irecv_object(tag=dldist.ANY_TAG)]
+    world.barrier()
+    objects = [[0, LARGE], "small", {2: LARGE, "more": bytearray(LARGE)}, None, [LARGE] * 3, ["last"]]
+    sends = [world.isend(floats(1, 4.0), other, 5) if obj is None else world.isend_object(obj, other, 5) for obj in objects]
+    got = [work.wait() for work in receives]
+    assert got == [True if obj is None else obj for obj in objects] and box[0] == 4.0
+    assert [work.wait() for work in sends] == [True] * len(sends)
+    for work in receives:
+        assert work.is_completed() and work.is_success() and work.exception() is None and work.source_rank() == other
+        assert work.received_tag() == 5 and not work.cancel()
+    assert receives[0].wait() is receives[0].result() is receives[0].get_future().wait()
+    assert world.iprobe() is None
+
+
+def objects_meet_blocking_calls(world):
+    other = 1 - world.rank
+    for obj in ("small", [LARGE]):
+        work = world.isend_object(obj, other, 1)
+        assert world.recv_object_with_source(tag=dldist.ANY_TAG) == (obj, other) and work.wait()
+        work = world.irecv_object(other, 2)
+        world.send_object(obj, other, 2)
+        assert work.wait() == obj
+    threads = [threading.Thread(target=world.send_object, args=([index, LARGE], other, 3)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    works = [world.irecv_object(other, 3) for _ in threads]
+    assert sorted(work.wait()[0] for work in works) == [0, 1, 2, 3]
+    for thread in threads:
+        thread.join()
+
+
+def objects_arrive_while_the_program_does_other_things(world):
+    """A large object is received without any call: its sender can wait for the end."""
+    other = 1 - world.rank
+    work = world.irecv_object(other)
+    world.isend_object([LARGE], other).wait()
+    world.barrier()
+    end = time.monotonic() + 10
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert work.is_completed() and work.wait() == [LARGE] and repr(work) == "<dldist.Work: irecv_object, done>"
+
+
+def first_of_several_objects(world):
+    other = 1 - world.rank
+    works = [world.irecv_object(other, tag) for tag in range(3)] + [world.irecv(floats(1), other, 9)]
+    text = raises(dldist.DistTimeoutError, dldist.wait_any, works, timeout=0.01)
+    assert "<dldist.Work: irecv_object, under way>" in text, text
+    assert dldist.test_any(works) is None and not works[0].is_completed()
+    world.barrier()
+    sent = world.isend_object(LARGE, other, 1)
+    assert dldist.wait_any(works) == 1 and works[1].wait() == LARGE
+    assert dldist.wait_any([sent]) == 0
+    raises(dldist.DistTimeoutError, works[0].wait, 0.01)
+    for index in (0, 2, 3):
+        assert works[index].cancel() and works[index].is_completed()
+        raises(dldist.DistAbortedError, works[index].wait)
+        assert isinstance(works[index].exception(), dldist.DistAbortedError) and not works[index].is_success()
+    world.barrier()
+
+    async def receive():
+        work = world.irecv_object(other, 4)
+        assert await world.isend_object([LARGE], other, 4) is True
+        return await work
+
+    assert asyncio.run(receive()) == [LARGE]
+
+
+def failures_of_objects(world):
+    other = 1 - world.rank
+    late = world.irecv_object(other, 1, timeout=0.05)
+    raises(dldist.DistTimeoutError, late.wait)
+    assert "unsupported type" in raises(TypeError, world.isend_object, [object()], other, 2)
+    text = raises(dldist.DistError, world.irecv_object(other, 2).wait)
+    assert f"rank {other} could not send its object: TypeError: obj[0] has an unsupported type" in text, text
+    world.barrier()
+    raises(ValueError, world.isend_object, 1, 5)
+    raises(ValueError, world.isend_object, 1, other, -1)
+    raises(ValueError, world.irecv_object, -1)
+    work = world.irecv_object(other, 4)
+    world.isend_object({1: 2}, other, 4, serializer="pickle").wait()
+    assert "used another serializer" in raises(dldist.DistMismatchError, work.wait) and not work.is_success()
+    work = world.irecv_object(other, 6)
+    world.isend(floats(64), other, 6).wait()
+    assert "malformed object" in raises(dldist.DistError, work.wait) and work.is_completed()
+    assert world.irecv_object(dldist.NO_RANK).wait() is None and world.isend_object(LARGE, dldist.NO_RANK).wait() is True
+    world.barrier()
+
+
+def objects_to_this_rank(world):
+    for obj in ("small", [LARGE]):
+        send, receive = world.isend_object(obj, world.rank), world.irecv_object(world.rank)
+        assert receive.wait() == obj and send.wait() is True
+
+
+def objects_of_the_default_group(world):
+    dldist.init_process_group("gloo", store=world_store(world), rank=world.rank, world_size=world.size)
+    try:
+        other = 1 - world.rank
+        for group in (None, dldist.new_group([0, 1])):
+            work = dldist.irecv_object(other, group, 3)
+            dldist.isend_object([LARGE], group_dst=other, group=group, tag=3).wait()
+            assert work.wait() == [LARGE]
+            work = dldist.irecv_object(group=group, serializer="pickle")
+            dldist.isend_object({1}, other, group, serializer="pickle").wait()
+            assert work.wait() == {1} and work.source_rank() == other
+        dldist.barrier()
+    finally:
+        dldist.destroy_process_group()
+
+
+def objects_without_a_channel(world):
+    dldist.init_process_group("fake", store=dldist.FakeStore(), rank=0, world_size=2)
+    try:
+        text = raises(ValueError, dldist.irecv_object, 1)
+        assert text.startswith("irecv_object(): got a group of another backend"), text
+    finally:
+        dldist.destroy_process_group()

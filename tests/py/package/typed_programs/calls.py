@@ -122,6 +122,8 @@ def objects() -> None:
     dist.send_object_list(names, 1)
     assert_type(dist.recv_object_list(names), int)
     dist.allow_classes(Phase)
+    assert_type(dist.isend_object("me", 1).is_completed(), bool)
+    print(dist.irecv_object(1, tag=2).wait(timeout=5))
 
 
 def names() -> None:
