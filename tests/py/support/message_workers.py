@@ -91,7 +91,7 @@ def check_default_group_without_a_peer():
         dldist.send_object_list([1], none, group=group)
         objects = [5]
         assert dldist.recv_object_list(objects, none, group=group) == none and objects == [5]
-    assert "must specify" in raises(ValueError, dldist.send, box).lower()
+    assert raises(ValueError, dldist.send, box).endswith("expected one of them")
 
 
 # ---- probes
