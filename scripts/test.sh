@@ -3,8 +3,8 @@
 #
 #   bash scripts/test.sh [--all] [pytest arguments]
 #
-#   --all                  runs exhaustive tests too, and installs PyTorch, JAX, UCC, MPICH and type
-#                          checkers for their tests
+#   --all                  runs exhaustive tests too, and installs PyTorch, JAX, mpi4py, UCC, MPICH
+#                          and type checkers for their tests
 #   VENV=folder            the folder of the environment (.venv-test), which is replaced
 #   DLDIST_TEST_AGAIN=1    reruns one to three failed tests by themselves (see scripts/common.sh)
 set -euo pipefail
@@ -16,8 +16,8 @@ is_all=0
 venv=${VENV:-.venv-test}
 install_for_tests "$venv"
 if [[ $is_all == 1 ]]; then
-    echo "== installing PyTorch, JAX, UCC, MPICH, mypy and basedpyright"
-    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy basedpyright \
+    echo "== installing PyTorch, JAX, mpi4py, UCC, MPICH, mypy and basedpyright"
+    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mpi4py mypy basedpyright \
         nvidia-libcal-cu12 libucx-cu12
     wheel_venv "$venv-mpich" mpich
     export DLDIST_TEST_MPI=$PWD/$venv-mpich

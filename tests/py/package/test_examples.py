@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import dldist
+import mpirun
 import pytest
 from paths import EXAMPLES
 
@@ -125,3 +126,24 @@ def test_push_weights_example_runs():
 @pytest.mark.deadline(90)
 def test_push_weights_example_runs_under_a_launcher():
     check_push_weights(launch("push_weights.py", 4), 4)
+
+
+@pytest.mark.deadline(90)
+def test_heat_example_finds_the_same_with_every_number_of_ranks():
+    alone, together = launch("heat.py", 1), launch("heat.py", 6)
+    is_of_all = [not line.startswith("numbers of warm cells: ") for line in alone]
+    assert sum(is_of_all) == 4 and [line for line, keep in zip(together, is_of_all) if keep] == [line for line, keep in zip(alone, is_of_all) if keep]
+    assert together[3] == "numbers of warm cells: 0-385 385-495 495-652 652-652 652-652 652-990"
+
+
+@pytest.mark.deadline(90)
+def test_heat_example_prints_the_same_as_its_mpi4py_program():
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    library = next((library for library in mpirun.find() if library.name == "openmpi"), None)
+    if library is None:
+        pytest.skip("Open MPI is not installed: apt-get install openmpi-bin")
+    done = subprocess.run(
+        [*library.command(4), sys.executable, EXAMPLES / "heat_mpi4py.py"],
+        capture_output=True, text=True, timeout=TIMEOUT_S, env=environment(MPI4PY_MPIABI="openmpi"),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()) == (0, launch("heat.py", 4)), done.stderr
