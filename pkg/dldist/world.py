@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from dldist import _core, carriers, rendezvous
-from dldist._base import callback_thread, monitor_thread, probes  # noqa: F401 - forked children need both
+from dldist._base import argument_names, callback_thread, monitor_thread, probes  # noqa: F401 - forked children need both
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
 from dldist._base.rank_lists import read_ranks
 from dldist._base.works import ObjectWork
 from dldist._objects import codec
 from dldist._objects.exchange import Exchange
+from dldist._rendezvous import urls
 from dldist._windows import symmetric
 from dldist._windows.window import Window
 from dldist.rendezvous import Meeting
@@ -23,6 +24,16 @@ from dldist.rendezvous import Meeting
 _T = TypeVar("_T")
 CLOSE_TIMEOUT_S = 10.0
 """The default timeout of close() for operations in progress, in seconds."""
+
+
+class _Options(TypedDict, total=False):
+    """Keyword arguments of World that do not concern the rendezvous."""
+
+    name: str
+    timeout: Timeout | None
+    connect_timeout: Timeout | None
+    serializer: str
+    carrier: str | None
 
 
 class World(_core.Group):
@@ -80,9 +91,12 @@ class World(_core.Group):
     ) -> None:
         _follow_logger()
         self.serializer = codec.check(serializer)
+        endpoint: Any = store if isinstance(store, urls.Endpoint) else None  # from from_mpi or from_torch
+        if endpoint is None and not isinstance(store, (_core.Store, str, type(None))):
+            raise TypeError(f"World(): argument 'store' must be a Store, not {argument_names.type_name(store)}")
         if isinstance(store, str) and "://" not in store:
             raise ValueError(f"World(): argument 'store' is not a URL: got {store!r}, expected for example 'tcp://host:port' or a Store")
-        if store is not None and not isinstance(store, str):
+        if isinstance(store, _core.Store):
             if rank is None or world_size is None:
                 raise ValueError("World(): a Store does not give ranks: got None, expected the arguments 'rank' and 'world_size'")
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
@@ -94,7 +108,6 @@ class World(_core.Group):
             to_timedelta(connect_timeout, "World(): argument 'connect_timeout'")
         limit = timeout if connect_timeout is None else connect_timeout
         rank, world_size = (-1 if number is None else number for number in (rank, world_size))
-        endpoint = None
         if carrier == "mpi" and store is None:
             from dldist.carriers import _mpi
 
@@ -107,6 +120,42 @@ class World(_core.Group):
             meeting.mark_connected()
         self._meeting = meeting
         self._activate(carrier)
+
+    @classmethod
+    def from_mpi(cls, comm: Any, *, host: str | None = None, **options: Unpack[_Options]) -> Self:
+        """Create a world of the ranks of an mpi4py communicator. All its ranks must call this.
+
+        The ranks have the same numbers in both. Rank 0 serves the store and gives the ranks its
+        address and a secret.
+
+        Args:
+            comm: An intracommunicator, such as MPI.COMM_WORLD or the result of comm.Split().
+            host: On rank 0, a name or address of its host that all ranks can reach; by default the
+                host's name, or "localhost" if all ranks are on one host.
+            options: As for World: name, timeout, connect_timeout, serializer, carrier. A timeout does
+                not limit the calls of the communicator.
+
+        Raises:
+            TypeError, ValueError: `comm` is no communicator, MPI.COMM_NULL, or an intercommunicator.
+            DistStoreError: Rank 0 could not serve the store; the text has the reason.
+            DistTimeoutError: Ranks did not join before the timeout.
+        """
+        from dldist._rendezvous import communicators
+
+        return cls(communicators.mpi_endpoint(comm, host), **options)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_torch(cls, group: Any = None, *, host: str | None = None, **options: Unpack[_Options]) -> Self:
+        """Create a world of the ranks of a torch.distributed group. All its ranks must call this.
+
+        Args:
+            group: A ProcessGroup of torch.distributed, of any backend that has all_gather_object;
+                None for the default group.
+            host: As in from_mpi, like `options` and the errors.
+        """
+        from dldist._rendezvous import communicators
+
+        return cls(communicators.torch_endpoint(group, host), **options)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return super().__repr__().replace("dldist.Group", "dldist.World", 1)

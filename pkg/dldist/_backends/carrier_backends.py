@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from dldist import carriers, rendezvous
+from dldist import rendezvous
 from dldist._backends.backend_base import BackendOptions
 from dldist._backends.world_backend import WorldBackend
 from dldist.carriers import _mpi
@@ -48,7 +48,7 @@ class ProcessGroupMPI(CarrierBackend):
     def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
         """Create a backend for these ranks of MPI's world, or for all if `ranks` is empty. Return
         None on non-members. All processes of MPI's world must call this."""
-        meeting = rendezvous.meet(endpoint=_mpi.MPIEndpoint(carriers.library("mpi")), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
+        meeting = rendezvous.meet(endpoint=_mpi.processes_endpoint(), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
         with meeting:
             members = list(ranks) or list(range(meeting.world_size))
             backend = cls._create_if_member(meeting.store, meeting.rank, members)

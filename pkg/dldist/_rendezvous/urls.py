@@ -166,7 +166,7 @@ def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
     if _is_own_address(host):
         return _open(host, port, **options)
     # The host's name or address may differ on other hosts (DNS, NAT): listen on all addresses.
-    server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
+    server = _open("::", port, **{**options, "wait_for_workers": False})
     return _open(host, server.port, **options)
 
 

