@@ -52,4 +52,4 @@ if __name__ == "__main__":
     if dldist.is_launched():
         main()
     else:
-        dldist.spawn(main, 2)
+        dldist.spawn(main, nprocs=2)

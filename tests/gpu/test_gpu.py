@@ -245,4 +245,4 @@ def jax_arrays(index):
 @pytest.mark.parametrize("program", [torch_collectives, torch_graph, cupy_stream, jax_arrays])
 def test_two_ranks(program):
     library(program.__name__.partition("_")[0])
-    assert dist.spawn(program, 2, timeout=200) == ["done", "done"]
+    assert dist.spawn(program, nprocs=2, timeout=200) == ["done", "done"]
