@@ -235,7 +235,7 @@ REFUSALS = {
     "pairs": ("ValueError", "permute(): argument 'pairs': invalid rank"),
     "pair": ("ValueError", "pairs of a source and a destination"),
     "twice": ("ValueError", "a source or destination twice"),
-    "op": ("ValueError", "mean"),
+    "op": ("ValueError", "median"),
     "group as op": ("TypeError", "all_reduce(): argument 'op' must be a reduction such as 'sum', not Group; pass a group as group="),
     "group": ("TypeError", "Invalid process group"),
     "no world": ("ValueError", "please make sure to call init_process_group, or pass group="),

@@ -900,7 +900,7 @@ def refusals(group):
         "pairs": lambda: F.permute(x, [(0, n)], group),
         "pair": lambda: F.permute(x, [(0, 0, 0)], group),
         "twice": lambda: F.permute(x, [(0, 0), (0, 0)], group),
-        "op": lambda: F.all_reduce(x, "mean", group),
+        "op": lambda: F.all_reduce(x, "median", group),
         "group as op": lambda: F.all_reduce(x, group),
         "group": lambda: F.all_reduce(x, group="world"),
         "no world": lambda: F.all_reduce(x),
