@@ -338,10 +338,11 @@ WITHOUT_WORLD = {"init_process_group"}
 
 
 def parameters_of(function):
+    """Return the parameters that users may pass by name; private ones begin with an underscore."""
     return [
         p
         for p in inspect.signature(function).parameters.values()
-        if p.name not in ("self", "cls", "type") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.name not in ("self", "cls", "type") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name[0] != "_"
     ]
 
 
