@@ -431,7 +431,7 @@ set_late(helper *self)
 }
 
 static void
-get_waits(dd_store *store, const store_suite *suite)
+get_waits_until_the_key_is_set(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     helper setter = {0};
@@ -449,7 +449,7 @@ set_both_late(helper *self)
 }
 
 static void
-wait_waits_for_all(dd_store *store, const store_suite *suite)
+wait_ends_when_all_keys_exist(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -473,7 +473,7 @@ expect_time(const dd_wait *wait, int64_t timeout_ns)
 }
 
 static void
-get_times_out(dd_store *store, const store_suite *suite)
+get_of_a_missing_key_times_out(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_blob value = {0};
@@ -492,7 +492,7 @@ get_times_out(dd_store *store, const store_suite *suite)
 }
 
 static void
-wait_times_out(dd_store *store, const store_suite *suite)
+wait_for_missing_keys_times_out(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_bytes keys[] = {BYTES("missing one"), BYTES("present"), BYTES("missing two")};
@@ -552,7 +552,7 @@ blocking_call(dd_store *store, int which, const dd_wait *wait)
 
 /* Interrupt waits promptly. A busy machine may oversleep, so the best of a few tries counts. */
 static void
-interrupts_end_waits(dd_store *store, const store_suite *suite)
+an_interrupt_ends_waiting_calls(dd_store *store, const store_suite *suite)
 {
     int ncalls = suite->has_queues ? 5 : 4;
     for (int which = 0; which < ncalls; which++) {
@@ -624,7 +624,7 @@ multi_get_returns_the_values_of_multi_set(dd_store *store, const store_suite *su
 }
 
 static void
-multi_get_waits(dd_store *store, const store_suite *suite)
+multi_get_waits_until_all_keys_are_set(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_bytes keys[] = {BYTES("one"), BYTES("two")};
@@ -721,7 +721,7 @@ queues_keep_their_order(dd_store *store, const store_suite *suite)
 }
 
 static void
-a_queue_and_a_value_share_a_key(dd_store *store, const store_suite *suite)
+a_queue_and_a_value_may_have_the_same_key(dd_store *store, const store_suite *suite)
 {
     if (!suite->has_queues) {
         return;
@@ -743,7 +743,7 @@ push_late(helper *self)
 }
 
 static void
-pop_waits(dd_store *store, const store_suite *suite)
+queue_pop_waits_until_an_item_is_pushed(dd_store *store, const store_suite *suite)
 {
     if (!suite->has_queues) {
         return;
@@ -781,7 +781,7 @@ stress_ops(const store_suite *suite)
 }
 
 static void
-threads_share_a_queue(dd_store *store, const store_suite *suite)
+several_threads_may_push_to_and_pop_from_one_queue(dd_store *store, const store_suite *suite)
 {
     if (!suite->has_queues) {
         return;
@@ -808,7 +808,7 @@ add_many(helper *self)
 }
 
 static void
-adds_of_threads_are_all_counted(dd_store *store, const store_suite *suite)
+adds_of_several_threads_are_all_counted(dd_store *store, const store_suite *suite)
 {
     int64_t sum = 0;
     helpers_run(store, NTHREADS, stress_ops(suite), add_many);
@@ -830,7 +830,7 @@ append_many(helper *self)
 }
 
 static void
-appends_of_threads_are_all_kept(dd_store *store, const store_suite *suite)
+appends_of_several_threads_are_all_kept(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -868,7 +868,7 @@ barrier_waits_for_all_members(dd_store *store, const store_suite *suite)
 }
 
 static void
-clones_share_data(dd_store *store, const store_suite *suite)
+a_clone_shares_the_data_of_its_store(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -891,7 +891,7 @@ clones_share_data(dd_store *store, const store_suite *suite)
 }
 
 static void
-timeout_is_a_setting(dd_store *store, const store_suite *suite)
+the_timeout_of_a_store_can_be_changed(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = long_wait();
@@ -906,7 +906,7 @@ timeout_is_a_setting(dd_store *store, const store_suite *suite)
 }
 
 static void
-references_are_counted(dd_store *store, const store_suite *suite)
+a_store_stays_open_until_its_last_reference_is_released(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     CHECK(dd_store_acquire(store) == store);
@@ -932,7 +932,7 @@ in_forked_child(dd_store *store)
 }
 
 static void
-forked_child_is_refused(dd_store *store, const store_suite *suite)
+a_forked_child_cannot_use_the_store(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     int status = -1;
@@ -1129,7 +1129,7 @@ fail_every_allocation_of(dd_store *store, const store_suite *suite, const fault_
 }
 
 static void
-allocations_fail(dd_store *store, const store_suite *suite)
+calls_return_an_error_when_allocations_fail(dd_store *store, const store_suite *suite)
 {
     if (!suite->is_in_memory) {
         return;
@@ -1184,27 +1184,27 @@ static const suite_case cases[] = {
     CASE(keys_are_set_and_deleted),
     CASE(many_keys_are_counted_and_deleted),
     CASE(check_succeeds_only_if_all_keys_exist),
-    CASE(get_waits),
-    CASE(wait_waits_for_all),
-    CASE(get_times_out),
-    CASE(wait_times_out),
-    CASE(interrupts_end_waits),
+    CASE(get_waits_until_the_key_is_set),
+    CASE(wait_ends_when_all_keys_exist),
+    CASE(get_of_a_missing_key_times_out),
+    CASE(wait_for_missing_keys_times_out),
+    CASE(an_interrupt_ends_waiting_calls),
     CASE(blocked_calls_delay_no_others),
     CASE(multi_get_returns_the_values_of_multi_set),
-    CASE(multi_get_waits),
+    CASE(multi_get_waits_until_all_keys_are_set),
     CASE(try_multi_get_returns_the_existing_values),
     CASE(queues_keep_their_order),
-    CASE(a_queue_and_a_value_share_a_key),
-    CASE(pop_waits),
-    CASE(threads_share_a_queue),
-    CASE(adds_of_threads_are_all_counted),
-    CASE(appends_of_threads_are_all_kept),
+    CASE(a_queue_and_a_value_may_have_the_same_key),
+    CASE(queue_pop_waits_until_an_item_is_pushed),
+    CASE(several_threads_may_push_to_and_pop_from_one_queue),
+    CASE(adds_of_several_threads_are_all_counted),
+    CASE(appends_of_several_threads_are_all_kept),
     CASE(barrier_waits_for_all_members),
-    CASE(clones_share_data),
-    CASE(timeout_is_a_setting),
-    CASE(references_are_counted),
-    CASE(forked_child_is_refused),
-    CASE(allocations_fail),
+    CASE(a_clone_shares_the_data_of_its_store),
+    CASE(the_timeout_of_a_store_can_be_changed),
+    CASE(a_store_stays_open_until_its_last_reference_is_released),
+    CASE(a_forked_child_cannot_use_the_store),
+    CASE(calls_return_an_error_when_allocations_fail),
 };
 #define NCASES (sizeof cases / sizeof cases[0])
 

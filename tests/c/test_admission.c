@@ -94,7 +94,7 @@ TEST(all_silent_peers_above_the_limit_are_evicted_together)
     CHECK_INT(nclosed, NPEERS - MOST);
 }
 
-TEST(greeted_peers_are_kept_for_the_grace_period)
+TEST(peers_that_have_sent_a_hello_are_not_evicted_during_their_grace_period)
 {
     port self;
     port_init(&self);
@@ -125,7 +125,7 @@ accept_within(port *self, int listener, rlim_t limit, dd_io expected, int expect
     dd_sock_close(fd);
 }
 
-TEST(peers_are_evicted_for_their_descriptors)
+TEST(peers_are_evicted_when_the_process_runs_out_of_descriptors)
 {
     port self;
     port_init(&self);
@@ -177,7 +177,7 @@ TEST(trusted_peers_are_never_evicted)
     CHECK_INT(nclosed, 0);
 }
 
-TEST(peers_are_late_after_their_own_deadline)
+TEST(each_peer_is_late_after_its_own_deadline)
 {
     port self;
     port_init(&self);
@@ -204,7 +204,7 @@ TEST(peers_are_late_after_their_own_deadline)
     CHECK_CONTAINS(reason, "handshake");
 }
 
-TEST(the_limit_is_an_eighth_of_the_descriptors)
+TEST(silent_peers_may_use_an_eighth_of_the_descriptors)
 {
     struct rlimit old;
     REQUIRE(getrlimit(RLIMIT_NOFILE, &old) == 0);

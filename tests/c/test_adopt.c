@@ -107,13 +107,13 @@ reduce_one_region(team_rank *self)
 }
 
 /* Every rank needs the regions of all other ranks at the same time. */
-TEST(all_reduce_sums_the_regions_of_twenty_ranks)
+TEST(all_reduce_of_shared_arrays_of_twenty_ranks_is_correct)
 {
     team_options options = {.size = 20};
     team_run(&options, reduce_one_region, NULL);
 }
 
-TEST(sleeping_ranks_receive_new_regions)
+TEST(ranks_that_already_sleep_can_use_new_shared_arrays_of_other_ranks)
 {
     team_options options = {.size = 4};
     team_run(&options, reduce_new_regions, NULL);
@@ -144,7 +144,7 @@ reduce_adopted(team_rank *self)
     team_rendezvous(self, "released");
 }
 
-TEST(adopted_memory_is_reduced_where_it_is)
+TEST(memory_adopted_from_the_caller_is_reduced_in_place)
 {
     team_options options = {.size = 2};
     team_run_both(&options, reduce_adopted, NULL);
@@ -202,7 +202,7 @@ adopt_in_turn(team_rank *self)
     CHECK(nfds[1] <= nfds[0] && nmappings[1] <= nmappings[0]);
 }
 
-TEST(repeated_adoption_reuses_the_address)
+TEST(adopting_memory_again_and_again_reuses_one_mapping)
 {
     team_options options = {.size = 2};
     team_run_both(&options, adopt_in_turn, NULL);
@@ -227,7 +227,7 @@ keep_mapping(team_rank *self)
     }
 }
 
-TEST(adopted_memory_outlives_its_region)
+TEST(the_callers_mapping_stays_valid_after_its_adopted_array_is_released)
 {
     team_options options = {.size = 2};
     team_run_both(&options, keep_mapping, NULL);
@@ -256,7 +256,7 @@ adopt_invalid_memory(team_rank *self)
     end_foreign(memory);
 }
 
-TEST(failed_adoption_leaves_the_mapping)
+TEST(the_callers_mapping_stays_valid_after_a_failed_adoption)
 {
     team_options options = {.size = 2};
     team_run(&options, adopt_invalid_memory, NULL);

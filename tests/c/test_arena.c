@@ -344,7 +344,7 @@ TEST(collectives_of_eight_processes_are_correct)
               (test_plan){.seed = 9, .ncases = 100, .max_nbytes = 300000});
 }
 
-TEST(collectives_of_crowded_ranks_are_correct)
+TEST(collectives_of_more_ranks_than_cores_are_correct)
 {
     play_team((team_options){.nranks = 2, .is_crowded = true},
               (test_plan){.seed = 40, .ncases = 200, .max_nbytes = MAX_BLOCK});
@@ -378,7 +378,7 @@ TEST(collectives_of_more_than_sixty_four_ranks_are_correct)
               (test_plan){.seed = 13, .ncases = 3, .max_nbytes = 3000});
 }
 
-TEST(small_operations_with_delays_are_correct)
+TEST(small_collectives_of_ranks_that_pause_at_random_are_correct)
 {
     for (int nranks = 2; nranks <= 4; nranks++) {
         play_team((team_options){.nranks = nranks, .is_delayed = true},
@@ -386,7 +386,7 @@ TEST(small_operations_with_delays_are_correct)
     }
 }
 
-TEST(collectives_of_sleeping_ranks_are_correct)
+TEST(collectives_of_ranks_that_sleep_while_they_wait_are_correct)
 {
     play_team((team_options){.nranks = 2, .is_sleeping = true, .is_lazy = true},
               (test_plan){.seed = 30, .ncases = 500, .max_nbytes = 100000});
@@ -396,7 +396,7 @@ TEST(collectives_of_sleeping_ranks_are_correct)
               (test_plan){.seed = 32, .ncases = 150, .max_nbytes = 50000});
 }
 
-TEST(ranks_that_sleep_before_fences_are_enabled_are_woken)
+TEST(sleeping_ranks_are_woken_even_if_membarrier_is_enabled_late_or_never)
 {
     play_team((team_options){.nranks = 2, .is_sleeping = true, .is_forked = true, .fence = TEAM_UNFENCED},
               (test_plan){.seed = 33, .ncases = 300, .max_nbytes = 20000});

@@ -175,7 +175,7 @@ static const dd_coll rooted[] = {DD_COLL_BROADCAST, DD_COLL_SCATTER, DD_COLL_RED
 
 /* A rank can be ahead by as many operations as there are headers, if the buffer holds their
  * data. */
-TEST(ranks_without_dependencies_run_ahead_up_to_the_window)
+TEST(a_rank_that_needs_no_data_runs_a_limited_number_of_operations_ahead)
 {
     static const struct {
         size_t nbytes;
@@ -209,7 +209,7 @@ TEST(ranks_without_dependencies_run_ahead_up_to_the_window)
 
 /* 8 operations fit, and 8 more when the others have reached the first 8. No rank waits for a rank
  * that it does not need. */
-TEST(receivers_do_not_wait_for_each_other)
+TEST(receivers_of_a_broadcast_do_not_wait_for_each_other)
 {
     ahead_team team;
     open_team(&team, false);
@@ -241,7 +241,7 @@ check_blamed_rank(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
 
 /* Rank 1 calls a different collective: it fails immediately, and the others fail in the next
  * one. */
-TEST(a_mismatch_is_reported_by_the_next_operation)
+TEST(ranks_that_ran_ahead_report_a_mismatch_in_their_next_operation)
 {
     for (uint64_t wrong = 1; wrong <= ARENA_WINDOW; wrong++) {
         for (uint64_t nahead = wrong; nahead <= ARENA_WINDOW; nahead++) {
@@ -266,7 +266,7 @@ TEST(a_mismatch_is_reported_by_the_next_operation)
 }
 
 /* The mismatching rank arrives when the operation after that is already waiting. */
-TEST(a_mismatch_is_reported_to_a_waiting_rank)
+TEST(a_mismatch_ends_the_wait_of_a_rank_that_is_one_operation_ahead)
 {
     static const dd_coll waits[] = {DD_COLL_BARRIER, DD_COLL_ALL_REDUCE, DD_COLL_GATHER};
     for (size_t i = 0; i < sizeof(waits) / sizeof(waits[0]); i++) {
@@ -283,7 +283,7 @@ TEST(a_mismatch_is_reported_to_a_waiting_rank)
 }
 
 /* Each of two ranks acts as the root, and may send more than the buffer holds. */
-TEST(roots_that_wait_for_each_other_report_a_mismatch)
+TEST(two_ranks_that_both_act_as_the_root_report_a_mismatch)
 {
     for (size_t nbytes = 8; nbytes <= MAX_NBYTES; nbytes = nbytes == 8 ? MAX_NBYTES : MAX_NBYTES + 1) {
         ahead_team team;
@@ -316,7 +316,7 @@ TEST(roots_that_wait_for_each_other_report_a_mismatch)
 
 /* A rank that is ahead also stops after a poison, and later ranks do not use the data that it sent
  * before. */
-TEST(no_rank_continues_after_a_poison)
+TEST(no_rank_continues_after_one_marks_the_shared_memory_as_failed)
 {
     ahead_team team;
     open_team(&team, false);
@@ -332,7 +332,7 @@ TEST(no_rank_continues_after_a_poison)
 
 /* dd_arena_is_blocked must return false until the operation is opened: only dd_arena_progress
  * checks for a poison. */
-TEST(a_rank_that_waits_for_a_header_stops_after_a_poison)
+TEST(a_rank_that_waits_to_begin_an_operation_stops_after_a_failure)
 {
     ahead_team team;
     open_team(&team, false);
@@ -360,7 +360,7 @@ finish_and_poison(ahead_team *team)
     dd_arena_poison(team->ranks[2].arena);
 }
 
-TEST(operations_published_before_a_poison_complete)
+TEST(operations_that_a_rank_finished_before_its_failure_complete_on_all)
 {
     ahead_team team;
     finish_and_poison(&team);
@@ -373,7 +373,7 @@ TEST(operations_published_before_a_poison_complete)
 }
 
 /* Rank 2 fails before the first operation, which rank 1 has opened. The root's data is complete. */
-TEST(an_opened_operation_ends_after_a_poison_if_its_data_is_complete)
+TEST(an_operation_whose_data_is_complete_completes_despite_a_failure)
 {
     static const size_t sizes[] = {8, 20000, 100000};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -391,7 +391,7 @@ TEST(an_opened_operation_ends_after_a_poison_if_its_data_is_complete)
 
 /* Copies bypass the caches until a rank has tried both ways. Only a root that must wait for its
  * readers tries them. */
-TEST(a_root_tries_both_ways_of_copying)
+TEST(a_root_that_waits_for_its_receivers_times_cached_and_uncached_copies)
 {
     for (int is_crowded = 0; is_crowded < 2; is_crowded++) {
         ahead_team team;
@@ -416,7 +416,7 @@ TEST(a_root_tries_both_ways_of_copying)
 }
 
 /* The operation counter wraps around after 2^32. */
-TEST(operation_numbers_wrap_around)
+TEST(collectives_are_correct_when_the_32_bit_operation_counter_wraps_around)
 {
     ahead_team team;
     open_team(&team, false);

@@ -29,7 +29,7 @@ close_boards(boards *self)
     }
 }
 
-TEST(progress_is_read_as_published)
+TEST(other_ranks_read_a_ranks_progress_as_it_was_published)
 {
     boards all;
     REQUIRE(open_boards(&all));
@@ -48,7 +48,7 @@ TEST(progress_is_read_as_published)
 }
 
 /* A rank that awaits positions is rung once, by any rank that posts one. */
-TEST(progress_is_awaited)
+TEST(a_rank_that_waits_for_progress_is_woken_once_by_any_rank_that_posts_some)
 {
     boards all;
     REQUIRE(open_boards(&all));
@@ -66,7 +66,7 @@ TEST(progress_is_awaited)
     close_boards(&all);
 }
 
-TEST(the_first_cause_stays)
+TEST(only_the_first_cause_of_failure_that_a_rank_publishes_is_read)
 {
     boards all;
     uint8_t cause[DD_ARENA_CAUSE_MAX];
@@ -89,7 +89,7 @@ TEST(the_first_cause_stays)
     close_boards(&all);
 }
 
-TEST(a_bell_is_due_once_for_each_read)
+TEST(a_rank_is_woken_at_most_once_until_it_has_read_what_was_published)
 {
     boards all;
     REQUIRE(open_boards(&all));
@@ -104,7 +104,7 @@ TEST(a_bell_is_due_once_for_each_read)
     close_boards(&all);
 }
 
-TEST(a_loss_is_published_after_its_rank_has_read_the_posts)
+TEST(a_rank_publishes_the_bytes_that_its_network_path_has_lost)
 {
     boards all;
     REQUIRE(open_boards(&all));

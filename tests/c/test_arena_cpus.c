@@ -60,7 +60,7 @@ take_two_cpus(int *cpus)
     return true;
 }
 
-TEST(ranks_bound_to_cpus_of_their_own_are_not_crowded)
+TEST(only_ranks_bound_to_the_same_cpu_count_as_sharing_a_cpu)
 {
     int cpus[2];
     dd_arena *apart[2];
@@ -112,7 +112,7 @@ yields_where_it_runs(const int *cpus)
     return must_make_way;
 }
 
-TEST(a_rank_yields_to_another_on_its_cpu)
+TEST(a_waiting_rank_yields_to_another_rank_on_the_same_cpu)
 {
     int cpus[2];
     if (!take_two_cpus(cpus)) {
@@ -125,7 +125,7 @@ TEST(a_rank_yields_to_another_on_its_cpu)
     CHECK(ntries < NTRIES);
 }
 
-TEST(a_rank_yields_only_to_a_rank_that_was_seen)
+TEST(a_waiting_rank_yields_only_to_a_rank_last_seen_on_the_same_cpu)
 {
     int cpus[2];
     dd_arena *pair[2];

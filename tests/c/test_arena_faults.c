@@ -88,7 +88,7 @@ disagree(team_rank *self, const void *arg)
     }
 }
 
-TEST(every_field_of_the_signature_counts)
+TEST(ranks_whose_calls_differ_in_any_field_report_a_mismatch)
 {
     const dd_signature differences[] = {
         {.coll = 1}, {.dtype = 1}, {.redop = 1},      {.flags = 1},
@@ -104,7 +104,7 @@ TEST(every_field_of_the_signature_counts)
     }
 }
 
-TEST(every_size_counts)
+TEST(ranks_whose_calls_differ_in_any_block_size_report_a_mismatch)
 {
     static const struct {
         dd_coll coll;
@@ -237,7 +237,7 @@ run_with_corruption(arena_victim *victim, uint64_t seed)
     }
 }
 
-TEST(corrupt_memory_of_another_rank_does_no_harm)
+TEST(corrupt_shared_memory_of_another_rank_causes_no_invalid_access)
 {
     const size_t region_nbytes = 50000;
     uint8_t *region = dd_mem_zalloc(region_nbytes);
@@ -328,7 +328,7 @@ go_on(arena_pair *pair, int rank)
 }
 
 /* Rank 1 is stopped inside its part of the sum, which it writes to both outputs. */
-TEST(an_aborting_rank_finds_the_memory_that_others_write)
+TEST(an_aborting_rank_finds_the_part_of_its_memory_that_other_ranks_write)
 {
     arena_pair pair;
     dd_block written = {.data = NULL};
@@ -351,7 +351,7 @@ TEST(an_aborting_rank_finds_the_memory_that_others_write)
 
 /* A rank that arrives after the poison does not start. A rank that has published the end of an
  * operation has written all of its data. */
-TEST(memory_that_no_rank_writes_is_not_replaced)
+TEST(an_aborting_rank_keeps_memory_that_no_other_rank_writes)
 {
     arena_pair pair;
     dd_block written;
@@ -378,7 +378,7 @@ TEST(memory_that_no_rank_writes_is_not_replaced)
 
 /* If an output shares a page with other bytes, that page cannot be taken away from the other ranks:
  * they must not write to any of it. */
-TEST(other_ranks_write_only_whole_pages)
+TEST(other_ranks_write_only_whole_pages_of_an_output)
 {
     static const struct {
         size_t start, end, tail;
@@ -421,7 +421,7 @@ TEST(other_ranks_write_only_whole_pages)
     }
 }
 
-TEST(written_memory_is_rounded_to_inner_pages)
+TEST(only_whole_pages_count_as_memory_that_other_ranks_write)
 {
     arena_pair pair;
     dd_block written = {.data = NULL};
@@ -439,7 +439,7 @@ TEST(written_memory_is_rounded_to_inner_pages)
 }
 
 /* Rank 1 is stopped while it reads the array of rank 0, whose caller then reuses the array. */
-TEST(no_rank_completes_with_data_read_after_a_poison)
+TEST(no_rank_completes_with_data_that_it_read_after_a_failure)
 {
     arena_pair pair;
     open_pair(&pair, DD_COLL_ALL_GATHER);
@@ -536,7 +536,7 @@ is_all(const float *array, size_t count, float value)
 }
 
 /* The other ranks have already run; each needs only one more turn. */
-TEST(the_last_rank_of_a_crowd_folds_everything)
+TEST(the_last_of_several_ranks_on_one_core_reduces_all_the_data)
 {
     const size_t count = 10000;
     arena_crowd crowd;
@@ -551,7 +551,7 @@ TEST(the_last_rank_of_a_crowd_folds_everything)
 }
 
 /* Rank 2 stops with a share that it has claimed: no rank can complete, and all can name rank 2. */
-TEST(a_rank_that_dies_with_a_claim_is_named_as_missing)
+TEST(a_rank_that_dies_during_its_share_of_a_reduction_is_named_as_missing)
 {
     const size_t count = 500000;
     arena_crowd crowd;
@@ -594,7 +594,7 @@ finish_crowd(arena_crowd *crowd)
     }
 }
 
-TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
+TEST(cached_and_uncached_copies_are_timed_and_the_faster_one_is_used)
 {
     const size_t count = 100000;
     arena_crowd crowd;
@@ -649,7 +649,7 @@ TEST(results_of_large_operations_bypass_the_caches)
 /* ---- creating and attaching */
 
 /* The size includes tables of all ranks by all ranks, but must be about proportional to nranks. */
-TEST(the_size_of_an_arena_grows_with_the_ranks)
+TEST(shared_memory_grows_about_linearly_with_the_number_of_ranks)
 {
     for (int nranks = 1; nranks <= DD_ARENA_MAX_RANKS; nranks++) {
         size_t nbytes = dd_arena_nbytes(nranks);
@@ -658,7 +658,7 @@ TEST(the_size_of_an_arena_grows_with_the_ranks)
     }
 }
 
-TEST(invalid_arenas_are_refused)
+TEST(shared_memory_of_invalid_size_or_rank_is_refused)
 {
     dd_arena *arena = NULL;
     int fd = -1;
@@ -679,7 +679,7 @@ TEST(invalid_arenas_are_refused)
 
 /* Another build may use another memory layout, or another number of epochs per operation, and a
  * rank would wait for ever. */
-TEST(an_arena_of_another_build_is_refused)
+TEST(shared_memory_created_by_another_build_is_refused)
 {
     const size_t nwords = sizeof(arena_geometry) / sizeof(uint64_t);
     for (size_t i = 0; i < nwords; i++) {
@@ -702,7 +702,7 @@ TEST(an_arena_of_another_build_is_refused)
     }
 }
 
-TEST(regions_are_identified_by_rank_and_number)
+TEST(shared_arrays_are_identified_by_rank_and_number)
 {
     uint8_t memory[64];
     int fd = -1;
@@ -720,7 +720,7 @@ TEST(regions_are_identified_by_rank_and_number)
     dd_fork_close(fd);
 }
 
-TEST(attaching_without_memory_returns_an_error)
+TEST(attaching_shared_memory_returns_an_error_when_allocations_fail)
 {
     int fd = -1;
     REQUIRE_OK(dd_arena_create(2, false, &fd, check_err()));
@@ -746,7 +746,7 @@ TEST(attaching_without_memory_returns_an_error)
 }
 
 /* The child has mapped other memory at the arena's address. */
-TEST(forked_child_leaves_memory_mapped_at_the_arenas_address)
+TEST(a_forked_child_does_not_unmap_memory_that_replaced_the_shared_memory)
 {
     int fd = -1;
     dd_arena *arena = NULL;

@@ -41,7 +41,7 @@ TEST(sha256_matches_the_known_digests)
     free(many);
 }
 
-TEST(sha256_in_pieces_equals_sha256_of_the_whole)
+TEST(sha256_of_data_in_pieces_equals_sha256_of_the_whole)
 {
     uint8_t data[200];
     for (size_t i = 0; i < sizeof data; i++) {
@@ -112,7 +112,7 @@ TEST(hmac_sha256_matches_the_vectors_of_rfc_4231)
 }
 
 /* The bytes of proofs are part of the wire protocol and must not change between versions. */
-TEST(proofs_of_all_sides_have_their_bytes)
+TEST(authentication_proofs_have_the_bytes_of_the_wire_protocol)
 {
     static const char *const expected[] = {
         [DD_AUTH_STORE_CLIENT] = "91724d9fd71d67248c5830c164ee1ccf85a6fc7096c5749c4de792a90c528f23",
@@ -133,7 +133,7 @@ TEST(proofs_of_all_sides_have_their_bytes)
     }
 }
 
-TEST(proof_depends_on_every_input)
+TEST(an_authentication_proof_depends_on_each_of_its_inputs)
 {
     struct {
         uint8_t opening[80];
@@ -168,7 +168,7 @@ TEST(proof_depends_on_every_input)
     }
 }
 
-TEST(random_bytes_differ)
+TEST(two_requests_for_random_bytes_return_different_bytes)
 {
     uint8_t a[32] = {0};
     uint8_t b[32] = {0};

@@ -55,7 +55,7 @@ wait_for_free(atomic_int *nfreed)
     CHECK_INT(atomic_load(nfreed), 1);
 }
 
-TEST(a_finished_task_returns_its_result)
+TEST(a_background_task_that_finishes_in_time_returns_its_result)
 {
     atomic_int nfreed = 0;
     walk *self = start_walk(true, &nfreed);
@@ -67,7 +67,7 @@ TEST(a_finished_task_returns_its_result)
     wait_for_free(&nfreed);
 }
 
-TEST(an_abandoned_task_frees_itself)
+TEST(a_background_task_abandoned_after_a_timeout_frees_itself)
 {
     atomic_int nfreed = 0;
     walk *self = start_walk(false, &nfreed);

@@ -510,7 +510,7 @@ run_roots(carry_case test_case)
     }
 }
 
-TEST(moving_collectives_give_correct_results)
+TEST(collectives_that_move_data_are_correct_over_a_third_party_library)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         for (int dtype = 0; dtype < DD_DTYPE_COUNT && !dd_coll_is_folding((dd_coll)coll); dtype++) {
@@ -543,7 +543,7 @@ run_folds(dd_coll coll)
     }
 }
 
-TEST(folding_collectives_give_correct_results)
+TEST(reductions_are_correct_over_a_third_party_library)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         if (dd_coll_traits_of[coll].is_fold && dd_coll_traits_of[coll].is_common) {
@@ -552,7 +552,7 @@ TEST(folding_collectives_give_correct_results)
     }
 }
 
-TEST(collectives_of_many_ranks_give_correct_results)
+TEST(collectives_of_many_ranks_are_correct_over_a_third_party_library)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         if (!dd_coll_traits_of[coll].is_common) {
@@ -598,7 +598,7 @@ packed_case(size_t count)
                         .count = count};
 }
 
-TEST(creating_a_conversion_without_memory_fails)
+TEST(creating_a_conversion_fails_when_allocations_fail)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     int nfailures = 0;
@@ -616,7 +616,7 @@ TEST(creating_a_conversion_without_memory_fails)
     dd_conversion_destroy(NULL);
 }
 
-TEST(a_conversion_works_after_its_memory_could_not_be_allocated)
+TEST(a_conversion_succeeds_after_attempts_whose_allocations_failed)
 {
     carry_case test_case = packed_case(100);
     carry_world world;
@@ -650,7 +650,7 @@ count_allocations(dd_conversion *conversion, size_t count)
     return nallocs;
 }
 
-TEST(memory_is_kept_for_the_next)
+TEST(a_conversion_reuses_its_buffers_for_the_next_call)
 {
     dd_conversion *conversion = NULL;
     REQUIRE_OK(dd_conversion_create(0, 2, &conversion, check_err()));
@@ -663,7 +663,7 @@ TEST(memory_is_kept_for_the_next)
     dd_conversion_destroy(conversion);
 }
 
-TEST(excess_memory_is_freed)
+TEST(a_conversion_frees_very_large_buffers)
 {
     dd_conversion *conversion = NULL;
     REQUIRE_OK(dd_conversion_create(0, 2, &conversion, check_err()));
@@ -676,7 +676,7 @@ TEST(excess_memory_is_freed)
 /* Memory that a blocked library still uses. The leak sanitizer finds it here. */
 static const void *volatile held_by_a_library[2];
 
-TEST(abandoned_memory_stays_where_it_is)
+TEST(buffers_that_a_library_may_still_use_are_neither_freed_nor_reused)
 {
     carry_case test_case = packed_case(500);
     carry_world world;

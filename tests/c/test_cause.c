@@ -58,7 +58,7 @@ check_same(const dd_cause *in, const dd_cause *out)
     CHECK(strcmp(out->text, in->text) == 0);
 }
 
-TEST(every_cause_survives_a_round_trip)
+TEST(every_cause_of_failure_is_decoded_as_it_was_encoded)
 {
     for (int kind = DD_CAUSE_OTHER; kind <= DD_CAUSE_REVOKED; kind++) {
         dd_cause in = sample((dd_cause_kind)kind);
@@ -70,7 +70,7 @@ TEST(every_cause_survives_a_round_trip)
     }
 }
 
-TEST(a_text_of_maximum_length_survives_a_round_trip)
+TEST(a_cause_of_failure_with_the_longest_text_is_decoded_as_it_was_encoded)
 {
     dd_cause in = sample(DD_CAUSE_OTHER);
     dd_cause out;
@@ -84,7 +84,7 @@ TEST(a_text_of_maximum_length_survives_a_round_trip)
 }
 
 /* Truncation in the fields makes a cause invalid; truncation in the text makes the text shorter. */
-TEST(a_truncated_cause_is_refused)
+TEST(a_cause_of_failure_truncated_before_its_text_is_refused)
 {
     dd_cause in = sample(DD_CAUSE_LOST);
     uint8_t bytes[DD_CAUSE_MAX_NBYTES + 1] = {0};
@@ -109,7 +109,7 @@ check_refused(const dd_cause *cause, const char *why)
     CHECK_CONTAINS(check_message(), why);
 }
 
-TEST(inconsistent_causes_are_refused)
+TEST(encoded_causes_of_failure_with_impossible_values_are_refused)
 {
     static const int bad_ranks[] = {NRANKS, -2, INT32_MAX, INT32_MIN};
     for (size_t i = 0; i < sizeof bad_ranks / sizeof bad_ranks[0]; i++) {
@@ -158,7 +158,7 @@ TEST(inconsistent_causes_are_refused)
 }
 
 /* Bytes that the encoder never writes. */
-TEST(unknown_bytes_of_a_cause_are_refused)
+TEST(encoded_causes_of_failure_with_bytes_that_are_never_written_are_refused)
 {
     dd_cause cause = sample(DD_CAUSE_LOST);
     dd_cause out;

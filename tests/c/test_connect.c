@@ -266,7 +266,7 @@ TEST(dialling_with_a_common_secret_connects)
     check_dial(false, BYTES("sesame"));
 }
 
-TEST(wildcard_listens_on_all_addresses)
+TEST(a_process_without_a_chosen_interface_can_be_dialled_over_tcp)
 {
     dd_connect_options options = default_options();
     options.ifnames = "";
@@ -281,7 +281,7 @@ TEST(wildcard_listens_on_all_addresses)
     close_node(&b);
 }
 
-TEST(busy_peer_is_dialled_again)
+TEST(a_peer_that_answers_busy_is_dialled_again)
 {
     dd_connect_options options = default_options();
     for (int is_shm = 0; is_shm < 2; is_shm++) {
@@ -297,7 +297,7 @@ TEST(busy_peer_is_dialled_again)
     }
 }
 
-TEST(busy_peer_is_not_dialled_again_if_the_owner_has_a_link)
+TEST(a_peer_that_answers_busy_is_not_dialled_again_once_a_connection_exists)
 {
     dd_connect_options options = default_options();
     node a;
@@ -320,7 +320,7 @@ TEST(busy_peer_is_not_dialled_again_if_the_owner_has_a_link)
     close_node(&b);
 }
 
-TEST(a_peer_that_stays_busy_is_a_timeout)
+TEST(dialling_a_peer_that_stays_busy_times_out)
 {
     dd_connect_options options = default_options();
     node a;
@@ -337,7 +337,7 @@ TEST(a_peer_that_stays_busy_is_a_timeout)
     close_node(&b);
 }
 
-TEST(many_dials_at_once_wait_their_turn)
+TEST(only_a_limited_number_of_dials_runs_at_the_same_time)
 {
     enum { COUNT = 90 };
     dd_connect_options options = default_options();
@@ -448,7 +448,7 @@ verdict_on(size_t changed_byte, uint8_t bits)
     return answer.result;
 }
 
-TEST(modified_sealed_hellos_are_refused)
+TEST(modified_encrypted_hello_messages_are_refused)
 {
     CHECK_INT(verdict_on(0, 0), CONNECT_GO_ON);         /* unchanged */
     CHECK_INT(verdict_on(44, 64), CONNECT_NO_CIPHER);   /* an unknown cipher */
@@ -503,7 +503,7 @@ TEST(dialling_an_exited_process_fails)
 }
 
 /* The endpoint has a Unix socket, but there is none: the dial uses TCP and logs a message. */
-TEST(a_dial_falls_back_to_tcp)
+TEST(a_dial_uses_tcp_if_the_peers_unix_socket_does_not_exist)
 {
     dd_log_set_level(DD_LOG_INFO);
     dd_connect_options options = default_options();
@@ -525,7 +525,7 @@ TEST(a_dial_falls_back_to_tcp)
 }
 
 /* The first address belongs to another process, the second to none, and the third never answers. */
-TEST(a_reachable_address_is_found_after_unreachable_ones)
+TEST(a_dial_tries_the_peers_addresses_until_one_is_reachable)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -619,7 +619,7 @@ TEST(connections_that_send_garbage_are_closed)
     close_node(&b);
 }
 
-TEST(a_hello_of_another_version_is_answered_with_the_version)
+TEST(a_dialler_of_another_version_receives_the_listeners_version)
 {
     dd_connect_options options = default_options();
     node b;
@@ -641,7 +641,7 @@ TEST(a_hello_of_another_version_is_answered_with_the_version)
 }
 
 /* An older version of dldist answers with its version. */
-TEST(an_answer_of_another_version_fails_the_dial)
+TEST(a_dial_to_a_listener_of_another_version_fails)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -679,7 +679,7 @@ TEST(an_answer_of_another_version_fails_the_dial)
 }
 
 /* With more silent connections than the limit, some are evicted for new ones. */
-TEST(silent_connections_do_not_keep_others_out)
+TEST(silent_connections_above_the_limit_do_not_prevent_new_connections)
 {
     enum { COUNT = CONNECT_INCOMING_MAX + 10 };
     dd_connect_options options = default_options();
@@ -735,7 +735,7 @@ TEST(a_flood_of_silent_connections_does_not_delay_a_dial)
 }
 
 /* Peers are evicted when their grace period ends, even if no new connection is accepted. */
-TEST(peers_that_stop_after_their_hello_do_not_keep_others_out)
+TEST(peers_that_stop_after_their_hello_do_not_prevent_new_connections)
 {
     enum { COUNT = CONNECT_STAGE_MAX + 10 };
     dd_connect_options options = default_options();
@@ -781,7 +781,7 @@ close_three_times(void *arg)
 }
 
 /* A listener closes connections early if there are too many. */
-TEST(closed_before_the_answer_is_tried_again)
+TEST(a_dial_whose_connection_is_closed_before_an_answer_is_tried_again)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -804,7 +804,7 @@ TEST(closed_before_the_answer_is_tried_again)
     close_node(&a);
 }
 
-TEST(silent_connections_end_at_the_deadline)
+TEST(silent_connections_are_closed_at_the_handshake_deadline)
 {
     dd_connect_options options = default_options();
     options.timeout_ns = 100 * DD_NS_PER_MS;
@@ -818,7 +818,7 @@ TEST(silent_connections_end_at_the_deadline)
 
 /* ---- ports */
 
-TEST(ports_are_taken_from_the_range_until_none_is_free)
+TEST(listeners_take_ports_from_the_given_range_until_none_is_free)
 {
     /* First find a free range: the port that the kernel chose, and the following ports. */
     dd_connect_options options = default_options();
@@ -872,7 +872,7 @@ await_no_listener(const dd_addr *addr)
     CHECK(!is_listener_at(addr));
 }
 
-TEST(ports_close_and_open_again)
+TEST(listening_ports_can_be_closed_and_opened_again)
 {
     dd_connect_options options = default_options();
     node a;
@@ -920,7 +920,7 @@ TEST(a_loopback_port_stays_open_when_more_ports_are_opened)
     dd_connector_close(self.connector);
 }
 
-TEST(invalid_options_are_refused)
+TEST(invalid_connection_options_are_refused)
 {
     node a;
     dd_connect_options options = default_options();
@@ -941,7 +941,7 @@ TEST(invalid_options_are_refused)
     CHECK_STATUS(try_open_node(&a, &options), DD_INVALID_ARGUMENT);
 }
 
-TEST(congestion_control_is_set)
+TEST(tcp_connections_use_the_configured_congestion_control)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
@@ -963,7 +963,7 @@ TEST(congestion_control_is_set)
 
 /* ---- lifetime */
 
-TEST(closing_at_any_moment_leaves_no_descriptors)
+TEST(closing_at_any_moment_of_a_handshake_leaks_no_descriptors)
 {
     int nfds_before = count_fds();
     for (int round = 0; round < 60; round++) {
@@ -983,7 +983,7 @@ TEST(closing_at_any_moment_leaves_no_descriptors)
     }
 }
 
-TEST(closing_does_not_wait_for_a_silent_peer)
+TEST(closing_does_not_wait_for_a_peer_that_never_answers)
 {
     dd_connect_options options = default_options();
     node a;
@@ -1004,7 +1004,7 @@ TEST(closing_does_not_wait_for_a_silent_peer)
     dd_sock_close(silent);
 }
 
-TEST(closing_in_a_forked_child_keeps_the_parents_links)
+TEST(closing_in_a_forked_child_leaves_the_parents_connections_open)
 {
     dd_connect_options options = default_options();
     node a;
@@ -1029,7 +1029,7 @@ TEST(closing_in_a_forked_child_keeps_the_parents_links)
 
 /* Whichever allocation fails: open returns an error, dial returns an error, or the owner is
  * notified that the dial failed. */
-TEST(every_failed_allocation_is_reported)
+TEST(opening_and_dialling_report_every_failed_allocation)
 {
     int nfds_before = count_fds();
     dd_connect_options options = default_options();
@@ -1050,7 +1050,7 @@ TEST(every_failed_allocation_is_reported)
 
 /* Over TCP, a dialler that receives a welcome has a link: the listener must not send a welcome if
  * it cannot create the link. */
-TEST(no_welcome_is_sent_without_memory_for_the_link)
+TEST(a_listener_that_cannot_allocate_a_connection_sends_no_welcome)
 {
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;

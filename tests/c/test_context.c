@@ -79,7 +79,7 @@ TEST_BOTH(messages_of_every_size_arrive_both_ways)
     rig_close(&rig);
 }
 
-TEST_BOTH(messages_of_every_size_arrive_in_a_ring_of_three)
+TEST_BOTH(messages_of_every_size_arrive_in_a_ring_of_three_ranks)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, is_shm));
@@ -100,7 +100,7 @@ TEST(messages_of_every_size_to_self_use_no_connection)
 }
 
 /* Small and large messages of one tag overtake each other on the wire, but match in order. */
-TEST_BOTH(messages_of_one_tag_keep_their_order)
+TEST_BOTH(messages_with_the_same_tag_are_received_in_order)
 {
     enum { COUNT = 40, LARGE = 200000 };
     rig_group rig;
@@ -193,7 +193,7 @@ TEST_BOTH(hundreds_of_messages_in_flight_arrive_both_ways)
     rig_close(&rig);
 }
 
-TEST_BOTH(unreceived_small_messages_stay_within_the_credit)
+TEST_BOTH(unreceived_small_messages_use_at_most_their_limit_of_memory)
 {
     enum { COUNT = 500, NBYTES = 10000 };
     rig_group rig;
@@ -259,7 +259,7 @@ too_large(bool is_shm, size_t sent, size_t room, bool is_posted_first)
     free(in);
 }
 
-TEST_BOTH(a_message_too_large_for_its_receive_fails_only_that_receive)
+TEST_BOTH(a_message_larger_than_its_buffer_fails_only_its_receive)
 {
     too_large(is_shm, 1000, 999, true);
     too_large(is_shm, 1000, 999, false);
@@ -343,7 +343,7 @@ TEST_BOTH(a_message_of_another_dtype_is_a_mismatch)
     rig_close(&rig);
 }
 
-TEST_BOTH(other_signature_is_a_mismatch)
+TEST_BOTH(a_message_of_another_collective_is_a_mismatch)
 {
     static uint8_t out[100000];
     static uint8_t in[100000];
@@ -374,7 +374,7 @@ visit(void *ctx, int rank, const dd_signature *signature)
     nvisits++;
 }
 
-TEST_BOTH(held_messages_of_a_collective_can_be_inspected)
+TEST_BOTH(the_collective_of_an_unreceived_message_can_be_queried)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -412,7 +412,7 @@ check_stream(rig_group *self, size_t nbytes)
     free(in);
 }
 
-TEST_BOTH(cancelling_at_every_stage_leaves_the_context_usable)
+TEST_BOTH(messages_cancelled_at_any_stage_do_not_affect_later_messages)
 {
     enum { NBYTES = 8 << 20 };
     static const size_t lengths[] = {100, 30000, NBYTES};
@@ -458,7 +458,7 @@ TEST_BOTH(cancelling_at_every_stage_leaves_the_context_usable)
     free(in);
 }
 
-TEST_BOTH(messages_wait_for_the_context_to_open)
+TEST_BOTH(messages_sent_before_the_receiver_opens_its_group_arrive)
 {
     rig_group rig;
     static uint8_t out[100000];
@@ -514,7 +514,7 @@ send_and_abort(rig_group *rig, uint64_t id)
     self->context = before;
 }
 
-TEST_BOTH(groups_aborted_before_they_open_leave_nothing)
+TEST_BOTH(groups_aborted_before_the_other_rank_opens_them_leak_nothing)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -542,7 +542,7 @@ TEST_BOTH(groups_aborted_before_they_open_leave_nothing)
 }
 
 /* A group may have several ranks in one process: each of them is notified. */
-TEST_BOTH(all_ranks_of_a_process_receive_an_early_abort)
+TEST_BOTH(all_ranks_of_a_process_receive_an_abort_sent_before_they_opened)
 {
     rig_group rig;
     dd_error error;
@@ -573,7 +573,7 @@ TEST_BOTH(all_ranks_of_a_process_receive_an_early_abort)
 }
 
 /* A rank joined, sent and left before the other rank opened its context. */
-TEST_BOTH(messages_of_a_rank_that_left_early_arrive)
+TEST_BOTH(messages_of_a_rank_that_left_before_the_receiver_opened_arrive)
 {
     rig_group rig;
     int out = 42;
@@ -597,7 +597,7 @@ TEST_BOTH(messages_of_a_rank_that_left_early_arrive)
     rig_close(&rig);
 }
 
-TEST_BOTH(goodbye_ends_receives_and_refuses_sends)
+TEST_BOTH(receives_from_a_rank_that_has_left_end_and_sends_to_it_are_refused)
 {
     static uint8_t large[200000];
     rig_group rig;
@@ -618,7 +618,7 @@ TEST_BOTH(goodbye_ends_receives_and_refuses_sends)
     rig_close(&rig);
 }
 
-TEST_BOTH(abort_carries_code_text_and_blamed_rank)
+TEST_BOTH(an_abort_message_carries_code_text_and_blamed_rank)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 3, is_shm));
@@ -660,7 +660,7 @@ TEST_BOTH(abort_carries_code_text_and_blamed_rank)
     rig_close(&rig);
 }
 
-TEST_BOTH(progress_query_is_answered)
+TEST_BOTH(a_query_for_another_ranks_progress_is_answered)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -674,7 +674,7 @@ TEST_BOTH(progress_query_is_answered)
     rig_close(&rig);
 }
 
-TEST_BOTH(contexts_of_one_connection_are_apart)
+TEST_BOTH(groups_over_one_connection_do_not_mix_their_messages)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));

@@ -65,7 +65,7 @@ TEST(errors_have_a_message_and_an_errno)
     CHECK_CONTAINS(err.message, "123 bytes");
 }
 
-TEST(local_errors_are_distinguished_from_remote_ones)
+TEST(errno_values_of_local_errors_are_distinguished_from_remote_ones)
 {
     static const int own[] = {EMFILE,     ENFILE,       ENOMEM,          ENOBUFS, ENOSPC, EACCES,
                               EPERM,      ENOSYS,       EINVAL,          EIO,     EBADF,  ENOTSOCK,
@@ -93,7 +93,7 @@ ends_in_dots(const dd_error *err)
     return len == sizeof err->message - 1 && strcmp(err->message + len - 3, "...") == 0;
 }
 
-TEST(long_messages_are_cut)
+TEST(long_error_messages_are_truncated)
 {
     dd_error err;
     char text[sizeof err.message + 10];
@@ -127,7 +127,7 @@ TEST(bytes_are_compared_by_length_and_content)
     CHECK_INT(dd_bytes_of_string("four").len, 4);
 }
 
-TEST(bytes_are_printed_escaped_and_cut)
+TEST(bytes_are_printed_with_escapes_and_truncated)
 {
     char out[16];
     CHECK(strcmp(dd_bytes_print(BYTES(""), out, sizeof out), "") == 0);
@@ -139,7 +139,7 @@ TEST(bytes_are_printed_escaped_and_cut)
     CHECK(strcmp(dd_bytes_print(BYTES("\xff\xff\xff\xff"), out, sizeof out), "\\xff\\xff\\xff...") == 0);
 }
 
-TEST(blobs_append_assign_and_consume_bytes)
+TEST(byte_buffers_append_assign_and_consume_bytes)
 {
     dd_blob blob = {0};
     CHECK_OK(dd_blob_append(&blob, NULL, 0, check_err()));
@@ -164,7 +164,7 @@ TEST(blobs_append_assign_and_consume_bytes)
     dd_blob_fini(&blob);
 }
 
-TEST(blobs_without_memory_keep_their_bytes)
+TEST(a_byte_buffer_keeps_its_bytes_when_an_allocation_fails)
 {
     dd_blob blob = {0};
     CHECK_OK(dd_blob_assign(&blob, BYTES("kept"), check_err()));
@@ -180,7 +180,7 @@ TEST(blobs_without_memory_keep_their_bytes)
 }
 
 /* Appending piece by piece must not copy the whole blob each time. */
-TEST(large_blobs_grow_in_proportion)
+TEST(appending_to_a_large_byte_buffer_rarely_reallocates_it)
 {
     dd_blob blob = {0};
     char piece[1000] = {0};
@@ -260,7 +260,7 @@ fill_map(dd_map *map, number *numbers)
     CHECK_INT(map->count, NNUMBERS);
 }
 
-TEST(map_grows_and_shrinks)
+TEST(a_hash_map_grows_and_shrinks_with_its_entries)
 {
     dd_map map;
     number *numbers = calloc(NNUMBERS, sizeof *numbers);
@@ -296,7 +296,7 @@ TEST(map_grows_and_shrinks)
     free(numbers);
 }
 
-TEST(map_keys_are_bytes)
+TEST(the_keys_of_a_hash_map_may_be_any_bytes)
 {
     static const dd_bytes keys[] = {{NULL, 0},
                                     {(const uint8_t *)"\0", 1},
@@ -322,7 +322,7 @@ TEST(map_keys_are_bytes)
     dd_map_fini(&other);
 }
 
-TEST(a_map_without_memory_stays_unchanged)
+TEST(a_hash_map_stays_unchanged_when_an_allocation_fails)
 {
     dd_map map;
     number *numbers = calloc(NNUMBERS, sizeof *numbers);
@@ -386,7 +386,7 @@ interrupt_after_count(void *ctx)
     return --*(int *)ctx <= 0;
 }
 
-TEST(waits_are_interrupted)
+TEST(a_wait_ends_when_its_interrupt_callback_returns_true)
 {
     int left = 2;
     dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
@@ -409,7 +409,7 @@ report_mask(void *arg)
     return NULL;
 }
 
-TEST(threads_leave_signals_to_others)
+TEST(threads_that_the_library_starts_block_signals)
 {
     pthread_t thread;
     sigset_t theirs;
@@ -421,7 +421,7 @@ TEST(threads_leave_signals_to_others)
     CHECK(sigismember(&ours, SIGINT) == 0);
 }
 
-TEST(condition_waits_one_slice)
+TEST(waiting_for_a_condition_in_slices_does_not_end_before_the_deadline)
 {
     dd_lock mu;
     pthread_cond_t cond;
@@ -438,7 +438,7 @@ TEST(condition_waits_one_slice)
     dd_lock_fini(&mu);
 }
 
-TEST(a_fork_changes_the_generation)
+TEST(a_forked_child_has_another_fork_generation_than_its_parent)
 {
     int status = -1;
     uint64_t ours = dd_fork_generation();
@@ -505,7 +505,7 @@ log_late(void *arg)
     return NULL;
 }
 
-TEST(log_reader_waits)
+TEST(reading_the_log_waits_for_the_next_record)
 {
     pthread_t thread;
     dd_log_record record;
@@ -557,7 +557,7 @@ take_both(const dd_lock_kind *kinds)
     dd_lock_release(&locks[1]);
 }
 
-TEST(locks_are_taken_in_order)
+TEST(taking_locks_in_the_wrong_order_ends_the_process)
 {
     char text[256];
     run_in_child(take_both, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
@@ -589,7 +589,7 @@ take_all(const dd_lock_kind *kinds)
     }
 }
 
-TEST(misused_locks_end_the_process)
+TEST(releasing_a_lock_not_held_or_holding_too_many_ends_the_process)
 {
     char text[256];
     run_in_child(release_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_LOG}, text);
@@ -608,7 +608,7 @@ start_run_in_progress(const dd_lock_kind *kinds)
     dd_run_start_locked(&run, &(dd_run_call){0});
 }
 
-TEST(assertions_end_the_process)
+TEST(a_failed_assertion_ends_the_process)
 {
     char text[256];
     run_in_child(start_run_in_progress, (dd_lock_kind[]){DD_LOCK_CONNECTOR}, text);
@@ -655,7 +655,7 @@ take_a_timed_one_and_another(const dd_lock_kind *kinds)
 
 /* A caller that tries a lock first and then waits for it must follow the lock order, like a caller
  * that only waits. */
-TEST(locks_that_are_tried_are_taken_in_order)
+TEST(trying_a_lock_in_the_wrong_order_ends_the_process)
 {
     char text[256];
     run_in_child(take_one_and_try_another, (dd_lock_kind[]){DD_LOCK_ENGINE, DD_LOCK_CONNECTOR}, text);
@@ -665,7 +665,7 @@ TEST(locks_that_are_tried_are_taken_in_order)
                    "holds the lock of dials that have not begun, and ports takes the lock of an engine");
 }
 
-TEST(locks_with_a_deadline_are_taken_in_order)
+TEST(taking_a_lock_with_a_deadline_in_the_wrong_order_ends_the_process)
 {
     char text[256];
     run_in_child(take_one_and_a_timed_one, (dd_lock_kind[]){DD_LOCK_NCCL_LAUNCH, DD_LOCK_NCCL_GROUP}, text);
@@ -699,7 +699,7 @@ take_many_times(void *arg)
     return NULL;
 }
 
-TEST(locks_with_a_deadline_have_one_holder)
+TEST(a_lock_with_a_deadline_has_one_holder_at_a_time)
 {
     timed_holder self = {0};
     pthread_t threads[4];
@@ -725,7 +725,7 @@ wait_for_it(void *arg)
 }
 
 /* The deadline holds even if the calendar is set back by an hour during the wait. */
-TEST(locks_with_a_deadline_are_waited_for_until_the_deadline)
+TEST(a_lock_waits_until_its_deadline_even_if_the_system_clock_is_set_back)
 {
     dd_timed_lock lock;
     pthread_t thread;
@@ -740,7 +740,7 @@ TEST(locks_with_a_deadline_are_waited_for_until_the_deadline)
 
 /* --- spin ------------------------------------------------------------------------------------- */
 
-TEST(spin_adapts_to_the_length_of_waits)
+TEST(the_time_that_a_wait_polls_adapts_to_the_length_of_earlier_waits)
 {
     dd_spin spin = {.max_ns = DD_NS_PER_MS, .budget_ns = DD_NS_PER_MS};
     dd_spin_note_wait(&spin, 5 * DD_NS_PER_MS);
@@ -760,7 +760,7 @@ TEST(spin_adapts_to_the_length_of_waits)
     CHECK_INT(spin.budget_ns, DD_NS_PER_MS);
 }
 
-TEST(spin_follows_the_policy)
+TEST(the_time_that_a_wait_polls_follows_the_chosen_policy)
 {
     dd_spin spin = dd_spin_create(DD_NS_PER_MS);
     dd_spin_set_policy(&spin, DD_SPIN_POLL);
@@ -773,14 +773,14 @@ TEST(spin_follows_the_policy)
     CHECK(!dd_spin_is_endless(&spin) && spin.budget_ns == 0);
 }
 
-TEST(spin_of_a_short_budget_stays_short)
+TEST(a_short_polling_time_does_not_grow)
 {
     dd_spin spin = {.max_ns = 1000, .budget_ns = 1000};
     dd_spin_note_wait(&spin, 3600 * DD_NS_PER_S);
     CHECK_INT(spin.budget_ns, 1000);
 }
 
-TEST(spin_that_waits_goes_on_for_its_budget_and_learns_when_it_ends)
+TEST(a_wait_polls_for_its_polling_time_and_then_adapts_it)
 {
     dd_spin spin = {.max_ns = 3600 * DD_NS_PER_S, .budget_ns = 3600 * DD_NS_PER_S};
     CHECK(dd_spin_may_continue(&spin));
@@ -795,14 +795,14 @@ TEST(spin_that_waits_goes_on_for_its_budget_and_learns_when_it_ends)
     CHECK_INT(spin.budget_ns, learned_ns);
 }
 
-TEST(spin_of_a_zero_budget_is_zero)
+TEST(a_polling_time_of_zero_stays_zero)
 {
     dd_spin spin = {0};
     dd_spin_note_wait(&spin, 1);
     CHECK_INT(spin.budget_ns, 0);
 }
 
-TEST(spin_of_a_thread_bound_to_one_core_polls)
+TEST(a_thread_bound_to_one_of_several_cores_polls_like_an_unbound_one)
 {
     int64_t unbound_ns = dd_spin_create(DD_NS_PER_MS).budget_ns;
     bool has_one_core = sysconf(_SC_NPROCESSORS_ONLN) == 1 || dd_cpu_quota() == 1;
@@ -830,7 +830,7 @@ count_failure(void)
     nfailures++;
 }
 
-TEST(the_nth_call_of_a_kind_fails)
+TEST(an_injected_fault_fails_the_nth_system_call_of_its_kind)
 {
     dd_sys_fault fault = {
         .call = DD_SYS_gethostname, .number = 1, .error_number = EIO, .on_failure = count_failure};
@@ -853,7 +853,7 @@ TEST(the_nth_call_of_a_kind_fails)
     CHECK_INT(dd_sys_gethostname(name, sizeof name), 0);
 }
 
-TEST(calls_have_names)
+TEST(system_calls_have_names)
 {
     CHECK(strcmp(dd_sys_call_name(DD_SYS_open), "open") == 0);
     CHECK(strcmp(dd_sys_call_name(DD_SYS_getrandom), "getrandom") == 0);

@@ -274,7 +274,7 @@ make_ten_calls(void *arg)
     return leave();
 }
 
-TEST(system_calls_are_counted)
+TEST(the_counter_of_system_calls_counts_all_calls)
 {
     shared_state state = {0};
     run_counted(make_ten_calls, &state, &state.counter, false);
@@ -322,12 +322,12 @@ measure_collectives(shared_state *state)
     }
 }
 
-TEST(collectives_of_two_ranks_stay_within_their_limits)
+TEST(collectives_of_two_ranks_make_few_system_calls_and_allocations)
 {
     count_team(&(shared_state){.size = 2, .measure = measure_collectives});
 }
 
-TEST(collectives_of_four_ranks_stay_within_their_limits)
+TEST(collectives_of_four_ranks_make_few_system_calls_and_allocations)
 {
     count_team(&(shared_state){.size = 4, .measure = measure_collectives});
 }
@@ -409,7 +409,7 @@ measure_messages(shared_state *state)
         awaited_limit);
 }
 
-TEST(messages_stay_within_their_limits)
+TEST(messages_make_few_system_calls_and_allocations)
 {
     count_team(&(shared_state){.size = 2, .measure = measure_messages});
 }
@@ -483,7 +483,7 @@ check_large_locks(size_t nbytes)
 #endif
 }
 
-TEST(locks_of_a_large_collective_do_not_depend_on_its_size)
+TEST(the_locks_taken_by_a_large_collective_do_not_depend_on_its_size)
 {
     check_large_locks((size_t)256 << 10);
     check_large_locks((size_t)2 << 20);
@@ -553,7 +553,7 @@ measure_polls(shared_state *state)
     }
 }
 
-TEST(polls_of_a_blocked_collective_take_no_lock)
+TEST(polling_a_collective_that_waits_for_other_ranks_takes_no_lock)
 {
     for (int size = 2; size <= RANKS_MOST; size++) {
         shared_state state = {.size = size, .measure = measure_polls};
@@ -764,7 +764,7 @@ run_waiting(void *arg)
     return leave();
 }
 
-TEST(each_kind_of_wait_stays_within_its_limits)
+TEST(each_policy_of_waiting_makes_few_system_calls)
 {
     static const dd_spin_policy policies[] = {DD_SPIN_ADAPTIVE, DD_SPIN_POLL, DD_SPIN_SLEEP};
     for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
@@ -814,7 +814,7 @@ count_copies(team_rank *self)
     }
 }
 
-TEST(collectives_of_two_ranks_copy_no_more_than_their_limits)
+TEST(collectives_of_two_ranks_copy_each_byte_a_limited_number_of_times)
 {
     if (!copy_counter_works()) {
         printf("    skipped: this build does not count copies\n");

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* The vectors of RFC 7748, 6.1. */
-TEST(x25519_matches_the_vectors_of_the_rfc)
+TEST(x25519_matches_the_vectors_of_rfc_7748)
 {
     static const uint8_t alice[] = {0x77, 0x07, 0x6d, 0x0a, 0x73, 0x18, 0xa5, 0x7d, 0x3c, 0x16, 0xc1,
                                     0x72, 0x51, 0xb2, 0x66, 0x45, 0xdf, 0x4c, 0x2f, 0x87, 0xeb, 0xc0,
@@ -52,7 +52,7 @@ check_sealing(dd_cipher cipher, size_t nbytes)
     crypto_cipher_destroy(there);
 }
 
-TEST(sealed_bytes_open_unless_a_bit_has_changed)
+TEST(encrypted_bytes_are_decrypted_unless_a_bit_has_changed)
 {
     static const size_t sizes[] = {0, 1, 15, 16, 17, 64, 999, 1000};
     REQUIRE_OK(dd_crypto_load(check_err()));
@@ -62,7 +62,7 @@ TEST(sealed_bytes_open_unless_a_bit_has_changed)
     }
 }
 
-TEST(there_are_two_ciphers)
+TEST(the_ciphers_aes_256_gcm_and_chacha20_poly1305_are_available)
 {
     REQUIRE_OK(dd_crypto_load(check_err()));
     CHECK(dd_crypto_has(DD_CIPHER_AES_256_GCM) && dd_crypto_has(DD_CIPHER_CHACHA20_POLY1305));

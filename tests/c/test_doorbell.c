@@ -53,7 +53,7 @@ is_rung(int fd)
     return poll(&pollfd, 1, 0) == 1;
 }
 
-TEST(rings_stay_readable_until_taken)
+TEST(a_doorbell_that_was_rung_stays_readable_until_the_ring_is_read)
 {
     int nfds_before = count_fds();
     bells pair;
@@ -81,7 +81,7 @@ TEST(rings_stay_readable_until_taken)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(descriptors_arrive_with_their_keys)
+TEST(descriptors_sent_to_a_doorbell_arrive_with_their_keys)
 {
     int nfds_before = count_fds();
     bells pair;
@@ -114,7 +114,7 @@ TEST(descriptors_arrive_with_their_keys)
 /* A datagram is treated as a ring if it is malformed, lacks a descriptor, or has an unexpected one.
  * No descriptor stays open. */
 /* Any process on the host can send to a doorbell. */
-TEST(descriptors_that_are_too_many_do_not_stay_open)
+TEST(excess_descriptors_sent_to_a_doorbell_are_closed)
 {
     bells pair;
     struct sockaddr_storage name = {0};
@@ -136,7 +136,7 @@ TEST(descriptors_that_are_too_many_do_not_stay_open)
     close_bells(&pair);
 }
 
-TEST(malformed_datagrams_count_as_rings)
+TEST(a_malformed_datagram_only_rings_the_doorbell)
 {
     bells pair;
     REQUIRE(open_bells(&pair));
@@ -273,7 +273,7 @@ take_second_turns(void *arg)
 
 /* The classic race: one side checks once more and falls asleep, while the other writes and checks
  * whether the first is asleep. No link is used. */
-TEST(bells_for_shared_memory_are_not_lost)
+TEST(a_rank_that_falls_asleep_misses_no_wakeup_over_shared_memory)
 {
     turns both = {.nrounds = 400 / (unsigned)check_slow()};
     REQUIRE(rig_open_engines(&both.rig, 2, true, 1));

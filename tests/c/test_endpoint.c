@@ -46,7 +46,7 @@ sample_endpoint(dd_addr_list *addrs)
     return endpoint;
 }
 
-TEST(init_describes_this_process)
+TEST(a_new_endpoint_describes_this_process)
 {
     dd_endpoint a;
     dd_endpoint b;
@@ -65,7 +65,7 @@ TEST(init_describes_this_process)
     CHECK(!dd_endpoint_is_same_host(&a, &b));
 }
 
-TEST(an_endpoint_survives_a_round_trip)
+TEST(an_endpoint_is_decoded_as_it_was_encoded)
 {
     dd_addr_list addrs;
     dd_endpoint endpoint = sample_endpoint(&addrs);
@@ -98,7 +98,7 @@ decode_copy(const uint8_t *bytes, size_t len, dd_endpoint *endpoint)
     return status;
 }
 
-TEST(decode_rejects_wrong_lengths)
+TEST(an_encoded_endpoint_of_a_wrong_length_is_refused)
 {
     dd_addr_list addrs;
     dd_endpoint endpoint = sample_endpoint(&addrs);
@@ -113,7 +113,7 @@ TEST(decode_rejects_wrong_lengths)
     dd_blob_fini(&bytes);
 }
 
-TEST(decode_checks_changed_bytes)
+TEST(an_endpoint_with_any_changed_byte_is_decoded_or_refused_safely)
 {
     dd_addr_list addrs;
     dd_endpoint endpoint = sample_endpoint(&addrs);
@@ -135,7 +135,7 @@ TEST(decode_checks_changed_bytes)
     dd_blob_fini(&bytes);
 }
 
-TEST(decode_fails_without_memory)
+TEST(encoding_an_endpoint_returns_an_error_when_allocations_fail)
 {
     dd_addr_list addrs;
     dd_endpoint endpoint = sample_endpoint(&addrs);
@@ -153,7 +153,7 @@ TEST(decode_fails_without_memory)
 
 /* ---- interfaces */
 
-TEST(interfaces_are_chosen_by_their_names)
+TEST(network_interfaces_are_chosen_by_a_list_of_names_or_prefixes)
 {
     static const struct {
         const char *names;
@@ -248,7 +248,7 @@ look_for(const dd_endpoint *endpoint, const dd_addr_list *addrs)
 }
 
 /* In a container with its own process ids, an id may belong to another process here, or to none. */
-TEST(presence_does_not_depend_on_process_ids)
+TEST(the_liveness_of_a_process_is_checked_without_its_process_id)
 {
     dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};
@@ -275,7 +275,7 @@ look_often(void *arg)
     return NULL;
 }
 
-TEST(presence_is_queried_by_several_threads)
+TEST(several_threads_may_check_the_liveness_of_a_process)
 {
     dd_endpoint endpoint;
     pthread_t threads[3];
@@ -289,7 +289,7 @@ TEST(presence_is_queried_by_several_threads)
     }
 }
 
-TEST(presence_is_checked_at_the_addresses_of_the_endpoint)
+TEST(the_liveness_of_a_process_is_checked_at_its_listening_addresses)
 {
     dd_endpoint endpoint;
     dd_addr_list addrs = {.count = 0};

@@ -47,7 +47,7 @@ cut(rig_group *self, int rank, int other)
     dd_engine_unlock(self->ranks[rank].engine);
 }
 
-TEST_BOTH(cut_connection_ends_everything_with_the_peer)
+TEST_BOTH(a_cut_connection_ends_all_messages_with_its_peer)
 {
     static uint8_t large[300000];
     rig_group rig;
@@ -82,7 +82,7 @@ TEST_BOTH(cut_connection_ends_everything_with_the_peer)
     rig_close(&rig);
 }
 
-TEST_BOTH(peer_that_broke_the_protocol_is_lost)
+TEST_BOTH(a_peer_that_breaks_the_protocol_is_lost)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -99,7 +99,7 @@ TEST_BOTH(peer_that_broke_the_protocol_is_lost)
     rig_close(&rig);
 }
 
-TEST_BOTH(peer_that_queries_and_reads_no_answers_is_lost)
+TEST_BOTH(a_peer_that_sends_queries_and_reads_no_answers_is_lost)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -125,7 +125,7 @@ TEST_BOTH(peer_that_queries_and_reads_no_answers_is_lost)
     rig_close(&rig);
 }
 
-TEST_BOTH(answers_that_were_read_do_not_count)
+TEST_BOTH(a_peer_that_reads_the_answers_may_send_any_number_of_queries)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -205,7 +205,7 @@ run_victim(bool is_shm, int in, int out)
     }
 }
 
-TEST_BOTH(killed_process_is_lost_within_a_second)
+TEST_BOTH(a_killed_process_is_lost_within_a_second)
 {
     int pipes[2][2];
     REQUIRE(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
@@ -230,7 +230,7 @@ TEST_BOTH(killed_process_is_lost_within_a_second)
 }
 
 /* A child that was forked while a thread changed the engine's lists must not read them. */
-TEST(lists_changed_during_a_fork_are_not_read)
+TEST(a_child_forked_while_a_thread_changes_a_list_does_not_read_the_list)
 {
     dd_connect_options options = {.ifnames = "lo", .nlanes = 1, .ring_nbytes = 1 << 16};
     dd_engine *engine = NULL;
@@ -263,7 +263,7 @@ TEST(lists_changed_during_a_fork_are_not_read)
 }
 
 /* No thread waits: the background thread detects the loss. */
-TEST_BOTH(killed_process_is_noticed_in_the_background)
+TEST_BOTH(a_killed_process_is_noticed_even_if_no_thread_waits)
 {
     int pipes[2][2];
     REQUIRE(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
@@ -330,7 +330,7 @@ ping_pong(void *arg)
     return NULL;
 }
 
-TEST_BOTH(several_threads_wait_on_one_engine)
+TEST_BOTH(several_threads_may_wait_for_messages_at_the_same_time)
 {
     enum { COUNT = 3 };
     rig_group rig;
@@ -347,7 +347,7 @@ TEST_BOTH(several_threads_wait_on_one_engine)
     rig_close(&rig);
 }
 
-TEST_BOTH(kicked_messages_end_in_the_background)
+TEST_BOTH(messages_complete_in_the_background_if_no_thread_waits)
 {
     static uint8_t out[3 << 20];
     static uint8_t in[3 << 20];
@@ -376,7 +376,7 @@ is_after_three(void *ctx)
     return ++*count > 3;
 }
 
-TEST(wait_ends_at_an_interrupt_and_at_its_deadline)
+TEST(a_wait_for_a_message_ends_at_an_interrupt_or_at_its_deadline)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -405,7 +405,7 @@ cancel_soon(void *arg)
     return NULL;
 }
 
-TEST(cancelling_wakes_the_waiting_thread)
+TEST(cancelling_a_message_wakes_the_thread_that_waits_for_it)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -448,7 +448,7 @@ may_sleep(dd_task *task)
     return true;
 }
 
-TEST(tasks_are_polled)
+TEST(a_task_is_polled_until_its_condition_holds)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -483,7 +483,7 @@ start_soon(dd_engine *engine, flag_timer *self)
     dd_engine_unlock(engine);
 }
 
-TEST(timers_run_while_callers_wait_and_while_none_does)
+TEST(timers_run_whether_or_not_a_caller_waits)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -510,7 +510,7 @@ TEST(timers_run_while_callers_wait_and_while_none_does)
 
 /* ---- leaks */
 
-TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
+TEST_BOTH(closing_an_engine_leaks_no_descriptors_and_no_threads)
 {
     int nfds = 0;
     int nthreads = 0;
@@ -528,7 +528,7 @@ TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
     CHECK_INT(count_threads(), nthreads);
 }
 
-TEST_BOTH(forked_child_only_frees)
+TEST_BOTH(a_forked_child_cannot_use_the_engine_but_can_release_it)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -545,7 +545,7 @@ TEST_BOTH(forked_child_only_frees)
     rig_close(&rig);
 }
 
-TEST(a_large_message_arrives_over_three_lanes)
+TEST(a_large_message_arrives_over_three_parallel_connections)
 {
     enum { NBYTES = 20 << 20 };
     uint8_t *out = malloc(NBYTES);
@@ -576,7 +576,7 @@ TEST(a_large_message_arrives_over_three_lanes)
 }
 
 /* All data that was sent must arrive, even if the goodbye frame takes a shorter path. */
-TEST(goodbye_does_not_overtake_a_large_message_over_three_lanes)
+TEST(a_goodbye_does_not_overtake_a_large_message_on_three_connections)
 {
     enum { NBYTES = 20 << 20 };
     uint8_t *out = malloc(NBYTES);
@@ -618,7 +618,7 @@ TEST(goodbye_does_not_overtake_a_large_message_over_three_lanes)
 
 /* Several ranks of a group in one process use one engine. */
 /* A process stores little more than the endpoint for most ranks. */
-TEST(peers_without_messages_use_little_memory)
+TEST(a_peer_without_messages_uses_at_most_700_bytes)
 {
     CHECK(sizeof(dd_peer) <= 700);
 }
@@ -681,7 +681,7 @@ connect_to(dd_engine *engine, dd_peer *peer)
 
 /* Without a secret, unknown processes that know the endpoint can connect. Their number is limited, they
  * do not keep out known processes, and their links close when the meeting ends. */
-TEST(links_of_unknown_processes_are_limited_and_closed)
+TEST(connections_of_unknown_processes_are_limited_and_finally_closed)
 {
     enum { N = 100, ENGINES = 3 };
     dd_connect_options options = rig_options(false, 1);
@@ -771,7 +771,7 @@ TEST(ranks_of_one_process_exchange_messages_and_aborts)
 }
 
 /* Whichever allocation fails, every message completes, and nothing leaks. */
-TEST_BOTH(out_of_memory_ends_messages)
+TEST_BOTH(every_message_completes_even_if_an_allocation_fails)
 {
     static uint8_t out[200000];
     static uint8_t in[200000];
@@ -806,7 +806,7 @@ TEST_BOTH(out_of_memory_ends_messages)
     }
 }
 
-TEST(opening_without_memory_returns_an_error)
+TEST(opening_an_engine_returns_an_error_when_allocations_fail)
 {
     for (long count = 0; count < 12; count++) {
         dd_connect_options options = rig_options(true, 1);
@@ -876,7 +876,7 @@ cancel_on_the_way(void)
 
 /* All of the data is in transit when the send is cancelled. The receiver has the whole message, and
  * must not find other data in it. */
-TEST(cancelled_send_is_not_received_as_something_else)
+TEST(a_send_cancelled_in_transit_does_not_corrupt_the_received_message)
 {
     bool was_on_the_way = false;
     for (int i = 0; i < 10 && !was_on_the_way; i++) {
@@ -887,7 +887,7 @@ TEST(cancelled_send_is_not_received_as_something_else)
 
 /* The connection ends in the middle of a small message that was matched to its receive when its
  * first bytes arrived. */
-TEST(a_receive_fails_if_the_connection_ends_in_mid_message)
+TEST(a_receive_fails_if_the_connection_ends_in_the_middle_of_its_message)
 {
     enum { NBYTES = 32 << 10, COUNT = 8 }; /* with their headers more than the ring holds */
     static uint8_t out[NBYTES];
@@ -939,7 +939,7 @@ send_smallest_frame(const rig_group *rig, int rank, int other)
 
 /* A process that exits resets a connection that still has incoming data. Data that it sent before,
  * and that did not fit into the receiver's window, must not be lost. */
-TEST(data_sent_before_the_exit_arrives)
+TEST(data_that_a_process_sent_before_its_exit_arrives)
 {
     enum { NBYTES = 60 << 10, COUNT = 14 }; /* more than a receiver accepts without reading */
     static uint8_t out[NBYTES];
@@ -989,7 +989,7 @@ is_asleep_in_the_background(dd_engine *engine)
 }
 
 /* When another thread polls the links, the thread that sleeps on them must still be woken. */
-TEST_BOTH(kick_leaves_the_sleeper_reachable)
+TEST_BOTH(a_sleeping_thread_is_woken_even_if_another_thread_has_polled)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, is_shm));
@@ -1004,7 +1004,7 @@ TEST_BOTH(kick_leaves_the_sleeper_reachable)
 }
 
 /* Otherwise every call would wake it, and it would compete for the core. */
-TEST(the_background_thread_naps_while_a_caller_drives)
+TEST(the_background_thread_sleeps_while_a_caller_makes_progress)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -1046,7 +1046,7 @@ wait_for_another(void *ctx)
     return true;
 }
 
-TEST(an_interrupt_check_may_wait_on_the_same_engine)
+TEST(an_interrupt_callback_may_itself_wait_for_a_message)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, true));
@@ -1090,7 +1090,7 @@ kick(void *arg)
 }
 
 /* For ThreadSanitizer: a process that has sent only to itself starts its background thread. */
-TEST(a_first_endpoint_is_created_while_another_thread_kicks)
+TEST(the_first_endpoint_may_be_created_while_another_thread_polls)
 {
     dd_connect_options options = rig_options(true, 1);
     kicker self = {

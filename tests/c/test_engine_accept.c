@@ -61,12 +61,12 @@ check_both_dial(bool is_shm, int nrounds)
     }
 }
 
-TEST(dials_that_cross_make_one_link_over_shared_memory)
+TEST(two_peers_that_dial_each_other_get_one_connection_over_shared_memory)
 {
     check_both_dial(true, 100);
 }
 
-TEST(dials_that_cross_make_one_link_over_tcp)
+TEST(two_peers_that_dial_each_other_get_one_connection_over_tcp)
 {
     check_both_dial(false, 100);
 }
@@ -186,7 +186,7 @@ exit_in_handshake(victim *self, bool is_wanted_before)
     dd_engine_release(self->engine);
 }
 
-TEST(a_peer_is_lost_if_its_dial_ends_during_the_handshake)
+TEST(a_peer_is_lost_if_its_connection_ends_during_the_handshake)
 {
     victim self;
     exit_in_handshake(&self, true);
@@ -295,7 +295,7 @@ accept_link_without_resources(bool is_linked, bool is_memory)
     }
 }
 
-TEST(a_link_that_cannot_be_accepted_is_an_error_of_its_peer)
+TEST(a_connection_that_cannot_be_accepted_is_an_error_of_its_peer)
 {
     for (int i = 0; i < 4; i++) {
         accept_link_without_resources(i % 2 == 1, i / 2 == 1);
@@ -312,7 +312,7 @@ find_peer(victim *self)
 }
 
 /* The other side has accepted the link, and uses it for the group that is created next. */
-TEST(a_link_after_the_loss_of_its_peer_belongs_to_the_next_peer)
+TEST(a_connection_accepted_after_its_peer_was_lost_serves_the_next_group)
 {
     for (int is_dialled = 0; is_dialled < 2; is_dialled++) {
         victim self;
@@ -342,7 +342,7 @@ TEST(a_link_after_the_loss_of_its_peer_belongs_to_the_next_peer)
     }
 }
 
-TEST(the_end_of_an_earlier_dial_does_no_harm)
+TEST(the_failure_of_an_earlier_dial_does_not_end_a_later_one)
 {
     victim self;
     dd_error error;
@@ -367,7 +367,7 @@ TEST(the_end_of_an_earlier_dial_does_no_harm)
     dd_engine_release(self.engine);
 }
 
-TEST(an_unknown_peer_is_accepted_by_its_first_link_only)
+TEST(an_unknown_peer_is_accepted_only_on_its_first_connection)
 {
     victim self;
     int ends[2] = {-1, -1};
@@ -387,7 +387,7 @@ TEST(an_unknown_peer_is_accepted_by_its_first_link_only)
     close(ends[1]);
 }
 
-TEST(a_lane_that_could_not_be_dialled_is_not_waited_for)
+TEST(a_peer_does_not_wait_for_a_second_connection_that_could_not_be_dialled)
 {
     victim self;
     dd_error error;
@@ -425,7 +425,7 @@ has_link(dd_engine *engine)
 }
 
 /* The other side then aborts, and dials to it fail: the group must receive the original reason. */
-TEST(a_local_error_on_a_link_of_an_unknown_peer_is_remembered)
+TEST(a_local_error_on_the_connection_of_an_unknown_peer_is_reported_later)
 {
     dd_engine *engines[2];
     dd_peer *peer = NULL;

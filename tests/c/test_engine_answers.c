@@ -59,7 +59,7 @@ deliver_frame(backlog *self, void (*handler)(dd_peer *peer, const dd_frame *fram
     dd_engine_unlock(self->rig.ranks[0].engine);
 }
 
-TEST(refusal_before_the_announcement_is_a_protocol_error)
+TEST(refusing_a_message_before_its_announcement_is_a_protocol_error)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));
@@ -67,7 +67,7 @@ TEST(refusal_before_the_announcement_is_a_protocol_error)
     close_backlog(&self, "REFUSE for unknown message: got 1, expected 1 to 0");
 }
 
-TEST(cts_before_the_announcement_is_a_protocol_error)
+TEST(clearing_a_message_before_its_announcement_is_a_protocol_error)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));
@@ -76,7 +76,7 @@ TEST(cts_before_the_announcement_is_a_protocol_error)
 }
 
 /* Credit may be returned for frames in the ring or being written; this side owns the rest. */
-TEST(only_sent_frames_use_lent_credit)
+TEST(credit_counts_as_used_only_for_frames_that_were_sent)
 {
     static backlog self;
     REQUIRE(open_backlog(&self));

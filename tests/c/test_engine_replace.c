@@ -170,7 +170,7 @@ check_met_again(unsigned lost, bool is_shm)
     rig_close(&rig);
 }
 
-TEST(a_peer_that_could_not_be_dialled_is_replaced)
+TEST(a_new_group_can_connect_to_a_peer_whose_dial_failed)
 {
     for (unsigned lost = 1; lost < 4; lost++) {
         check_met_again(lost, false);
@@ -178,7 +178,7 @@ TEST(a_peer_that_could_not_be_dialled_is_replaced)
     }
 }
 
-TEST(two_ranks_that_lost_each_other_connect_if_both_dial)
+TEST(two_ranks_that_lost_each_other_connect_again_if_both_dial)
 {
     for (int round = 0; round < 20; round++) {
         check_met_again(3, round % 2 == 0);
@@ -186,7 +186,7 @@ TEST(two_ranks_that_lost_each_other_connect_if_both_dial)
 }
 
 /* Until the other process has met this one again, it answers BUSY. */
-TEST(a_dial_waits_for_the_other_side_to_replace_its_peer)
+TEST(a_new_dial_waits_until_the_other_rank_has_also_joined_the_new_group)
 {
     rig_group rig;
     before old[2];
@@ -204,7 +204,7 @@ TEST(a_dial_waits_for_the_other_side_to_replace_its_peer)
 }
 
 /* Both processes run, and one of them, or its kernel, has closed the connection. */
-TEST(a_peer_whose_connection_was_lost_is_replaced)
+TEST(a_new_group_can_connect_to_a_peer_whose_connection_was_lost)
 {
     rig_group rig;
     before old[2];
@@ -231,7 +231,7 @@ TEST(a_peer_whose_connection_was_lost_is_replaced)
 
 /* Rank 1 has lost its end of the link. Rank 0 learns this from a third rank, while its own end
  * still appears healthy. */
-TEST(a_connection_that_the_other_side_has_lost_is_replaced)
+TEST(a_new_group_replaces_a_connection_that_only_the_other_side_has_lost)
 {
     const dd_cause cause = {
         .kind = DD_CAUSE_LOST, .code = DD_PEER_LOST, .origin = 1, .blamed = {.rank = 0}, .other = -1};
@@ -258,7 +258,7 @@ TEST(a_connection_that_the_other_side_has_lost_is_replaced)
 }
 
 /* The link broke, and the engine has not been driven since. */
-TEST(a_peer_that_is_about_to_be_lost_is_replaced)
+TEST(a_new_group_replaces_a_connection_whose_loss_was_not_yet_noticed)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, false));
@@ -340,7 +340,7 @@ check_dials_again(bool is_lost)
     rig_close(&rig);
 }
 
-TEST(a_replaced_peer_is_dialled_again)
+TEST(a_new_group_dials_a_peer_again_whose_earlier_dial_got_no_answer)
 {
     check_dials_again(true);
     check_dials_again(false);
@@ -357,7 +357,7 @@ end_of(rig_group *rig, int rank, rig_message *message)
 
 /* Rank 0 has lost rank 1 and met it again. Rank 1 never lost rank 0: its old group is open and uses
  * the new link. */
-TEST(old_groups_receive_nothing_over_the_new_link)
+TEST(an_old_group_receives_nothing_over_the_connection_of_a_new_group)
 {
     static uint8_t large[300000];
     static uint8_t small[64];
@@ -416,7 +416,7 @@ check_stays_lost(rig_group *rig, int rank, int other)
     dd_peer_release(again);
 }
 
-TEST(a_peer_that_has_said_goodbye_stays_lost)
+TEST(a_new_group_cannot_connect_to_a_peer_that_has_closed)
 {
     for (int is_shm = 0; is_shm < 2; is_shm++) {
         rig_group rig;
@@ -439,7 +439,7 @@ TEST(a_peer_that_has_said_goodbye_stays_lost)
     }
 }
 
-TEST(a_peer_that_has_broken_the_protocol_stays_lost)
+TEST(a_new_group_cannot_connect_to_a_peer_that_broke_the_protocol)
 {
     rig_group rig;
     REQUIRE(rig_open(&rig, 2, false));
@@ -453,7 +453,7 @@ TEST(a_peer_that_has_broken_the_protocol_stays_lost)
 }
 
 /* No process listens at the name of its Unix socket. */
-TEST(a_process_of_this_host_that_has_ended_stays_lost)
+TEST(a_new_group_cannot_connect_to_a_process_of_this_host_that_has_ended)
 {
     rig_group rig;
     dd_endpoint ended;
@@ -479,7 +479,7 @@ TEST(a_process_of_this_host_that_has_ended_stays_lost)
 
 /* ---- failed allocations */
 
-TEST(without_memory_a_lost_peer_is_not_replaced)
+TEST(reconnecting_to_a_lost_peer_returns_an_error_when_allocations_fail)
 {
     rig_group rig;
     REQUIRE(open_parted(&rig, 1, false));

@@ -80,7 +80,7 @@ post_abort_and_block(void *arg)
     return NULL;
 }
 
-TEST_BOTH(posting_an_abort_sends_it)
+TEST_BOTH(an_abort_is_sent_even_if_the_aborting_thread_then_blocks)
 {
     rig_group rig;
     pthread_t thread;
@@ -116,7 +116,7 @@ cut(rig_group *rig, int rank, int other)
 }
 
 /* Rank 2 dies. Rank 1 notices, reports it and exits. Rank 0 sees rank 1's connection end first. */
-TEST_BOTH(a_rank_that_exits_after_a_failure_is_not_blamed)
+TEST_BOTH(a_rank_that_exits_because_of_a_failure_is_not_blamed_for_it)
 {
     rig_group rig;
     rig_hold busy;
@@ -146,7 +146,7 @@ note_first_lost(void *ctx, int rank, const dd_error *error)
 }
 
 /* The same, but rank 1 has aborted another group before it could send the notice in this one. */
-TEST_BOTH(a_rank_that_exits_after_a_failure_is_not_blamed_in_other_groups)
+TEST_BOTH(a_rank_that_exits_because_of_a_failure_is_not_blamed_in_other_groups)
 {
     rig_group rig;
     rig_hold busy;
@@ -230,7 +230,7 @@ be_released(void *arg)
     return NULL;
 }
 
-TEST_BOTH(a_wait_fails_after_the_notice_is_sent)
+TEST_BOTH(a_wait_fails_only_after_the_failure_was_sent_to_the_other_ranks)
 {
     static full_way way;
     rig_group rig;
@@ -257,7 +257,7 @@ TEST_BOTH(a_wait_fails_after_the_notice_is_sent)
 }
 
 /* The same for a thread that has not waited, and whose next call reports the group's failure. */
-TEST_BOTH(a_new_call_fails_after_the_notice_is_sent)
+TEST_BOTH(a_new_call_fails_only_after_the_failure_was_sent_to_the_other_ranks)
 {
     static full_way way;
     rig_group rig;
@@ -281,7 +281,7 @@ TEST_BOTH(a_new_call_fails_after_the_notice_is_sent)
 }
 
 /* A rank that does not read must not delay the failure for long. */
-TEST_BOTH(a_rank_that_does_not_read_delays_no_failure)
+TEST_BOTH(a_rank_that_does_not_read_delays_a_failure_only_briefly)
 {
     static full_way way;
     rig_group rig;

@@ -196,7 +196,7 @@ pass_on(team_rank *self)
     dd_ffi_program_destroy(program);
 }
 
-TEST(programs_run_collectives_and_messages)
+TEST(compiled_xla_programs_run_collectives_and_messages)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
@@ -232,13 +232,13 @@ check_refusals(team_rank *self)
     dd_ffi_program_destroy(program);
 }
 
-TEST(failures_have_a_reason)
+TEST(failed_calls_of_compiled_xla_programs_report_a_reason)
 {
     team_options options = {.size = 1};
     team_run(&options, check_refusals, NULL);
 }
 
-TEST(metadata_has_the_version_and_stages_are_accepted)
+TEST(the_xla_handler_reports_its_version_and_accepts_every_stage)
 {
     dd_ffi_metadata metadata = {.struct_size = sizeof metadata};
     dd_ffi_metadata_extension extension = {
@@ -280,7 +280,7 @@ follow(team_rank *self)
     dd_ffi_program_destroy(program);
 }
 
-TEST(a_program_follows_to_another_group)
+TEST(a_compiled_xla_program_can_be_moved_to_another_group)
 {
     team_options options = {.size = 2};
     team_run(&options, follow, NULL);

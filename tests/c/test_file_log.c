@@ -32,7 +32,7 @@ ask(dd_keyspace *ks, dd_store_op op, dd_bytes key)
     return result;
 }
 
-TEST(a_header_survives_a_round_trip)
+TEST(a_file_header_is_read_as_it_was_written)
 {
     dd_file_header header = some_header();
     uint8_t bytes[DD_FILE_HEADER_BYTES];
@@ -55,7 +55,7 @@ TEST(a_header_survives_a_round_trip)
     CHECK(!dd_file_header_is_of_run(dd_bytes_of(bytes, sizeof bytes), header.run_id));
 }
 
-TEST(a_header_cut_at_any_byte_is_broken)
+TEST(a_file_header_truncated_at_any_byte_is_reported_as_broken)
 {
     dd_file_header header = some_header();
     uint8_t bytes[DD_FILE_HEADER_BYTES];
@@ -73,7 +73,7 @@ TEST(a_header_cut_at_any_byte_is_broken)
     }
 }
 
-TEST(a_header_with_any_flipped_bit_is_refused)
+TEST(a_file_header_with_any_flipped_bit_is_refused)
 {
     dd_file_header header = some_header();
     uint8_t bytes[DD_FILE_HEADER_BYTES];
@@ -88,7 +88,7 @@ TEST(a_header_with_any_flipped_bit_is_refused)
     }
 }
 
-TEST(record_has_the_documented_bytes)
+TEST(a_record_has_the_documented_bytes)
 {
     dd_blob out = {0};
     dd_file_record record = {DD_FILE_RECORD_SET, BYTES("key"), BYTES("value")};
@@ -98,7 +98,7 @@ TEST(record_has_the_documented_bytes)
     dd_blob_fini(&out);
 }
 
-TEST(a_record_survives_a_round_trip)
+TEST(a_record_is_read_as_it_was_written)
 {
     for (size_t i = 0; i < sizeof all_types / sizeof all_types[0]; i++) {
         dd_blob out = {0};
@@ -116,7 +116,7 @@ TEST(a_record_survives_a_round_trip)
     }
 }
 
-TEST(a_record_cut_at_any_byte_is_short)
+TEST(a_record_truncated_at_any_byte_is_reported_as_incomplete)
 {
     dd_blob out = {0};
     dd_file_record record = {DD_FILE_RECORD_APPEND, BYTES("a key"), BYTES("and a value")};
@@ -149,7 +149,7 @@ TEST(a_record_with_any_flipped_bit_is_refused)
     dd_blob_fini(&out);
 }
 
-TEST(record_length_is_not_trusted)
+TEST(an_impossible_record_length_is_reported_as_damage)
 {
     static const struct {
         uint32_t len;
@@ -174,7 +174,7 @@ TEST(record_length_is_not_trusted)
     }
 }
 
-TEST(record_over_the_limit_is_refused)
+TEST(a_record_over_the_size_limit_is_refused)
 {
     dd_blob out = {0};
     uint8_t byte = 0;
@@ -206,7 +206,7 @@ add_record(dd_blob *out, dd_file_record_type type, dd_bytes key, dd_bytes value)
     CHECK_OK(dd_file_record_encode(out, &record, check_err()));
 }
 
-TEST(replay_applies_every_record)
+TEST(replaying_a_log_applies_every_record)
 {
     dd_blob out = {0};
     add_record(&out, DD_FILE_RECORD_SET, BYTES("a"), BYTES("1"));
@@ -239,7 +239,7 @@ TEST(replay_applies_every_record)
 }
 
 /* Records of about the size of the read buffer, so that its end falls into all parts of one. */
-TEST(replay_applies_large_records)
+TEST(replaying_a_log_applies_records_larger_than_the_read_buffer)
 {
     static const size_t sizes[] = {0, 1, 65519, 65520, 65521, 200000, 3, 65536, 130000, 7};
     uint8_t *data = malloc(200000);
@@ -270,7 +270,7 @@ TEST(replay_applies_large_records)
     close(fd);
 }
 
-TEST(replay_distinguishes_torn_from_damaged_logs)
+TEST(replaying_distinguishes_an_incomplete_last_record_from_damage)
 {
     dd_blob out = {0};
     add_record(&out, DD_FILE_RECORD_SET, BYTES("a"), BYTES("1"));
@@ -305,7 +305,7 @@ TEST(replay_distinguishes_torn_from_damaged_logs)
     dd_blob_fini(&out);
 }
 
-TEST(replay_survives_every_failed_allocation)
+TEST(replaying_a_log_succeeds_after_any_failed_allocation)
 {
     dd_blob out = {0};
     add_record(&out, DD_FILE_RECORD_SET, BYTES("a"), BYTES("1"));

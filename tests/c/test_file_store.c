@@ -176,7 +176,7 @@ STORE_SUITE(file, .open = open_for_suite, .close = close_for_suite, .has_queues 
 
 /* ---- operations, between two stores on one file */
 
-TEST(values_set_by_one_store_are_read_by_another)
+TEST(values_set_by_one_store_object_are_read_by_another)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -281,7 +281,7 @@ queue_len(dd_store *store, const char *key)
     return count;
 }
 
-TEST(queues_are_shared_in_order)
+TEST(stores_of_one_file_share_queues_in_order)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -310,7 +310,7 @@ TEST(queues_are_shared_in_order)
     place_remove(&here);
 }
 
-TEST(operations_without_effect_write_nothing)
+TEST(operations_that_change_nothing_do_not_write_to_the_file)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -338,7 +338,7 @@ TEST(operations_without_effect_write_nothing)
 
 /* ---- waiting */
 
-TEST(timeout_is_exact_and_names_the_missing_keys)
+TEST(a_timeout_is_exact_and_names_the_missing_keys)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -364,7 +364,7 @@ is_interrupted_now(void *ctx)
     return dd_clock_now_ns() > *(int64_t *)ctx;
 }
 
-TEST(wait_is_interrupted)
+TEST(a_wait_for_a_key_can_be_interrupted)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -381,7 +381,7 @@ TEST(wait_is_interrupted)
     place_remove(&here);
 }
 
-TEST(wait_ends_when_another_process_sets)
+TEST(a_wait_ends_when_another_process_sets_the_key)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -492,7 +492,7 @@ run_consumer(void *arg)
     return NULL;
 }
 
-TEST(threads_share_a_store)
+TEST(several_threads_may_use_one_file_store)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -536,7 +536,7 @@ hold_gate(const offset *here, useconds_t duration_us)
     return pid;
 }
 
-TEST(slow_lock_costs_time_only)
+TEST(a_write_waits_until_another_process_unlocks_the_file)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -554,7 +554,7 @@ TEST(slow_lock_costs_time_only)
     place_remove(&here);
 }
 
-TEST(stuck_lock_times_out)
+TEST(a_write_times_out_if_another_process_keeps_the_file_locked)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -587,7 +587,7 @@ run_setter(void *arg)
     return NULL;
 }
 
-TEST(reading_goes_on_while_a_thread_waits_for_the_lock)
+TEST(reads_continue_while_a_write_waits_for_the_file_lock)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -610,7 +610,7 @@ TEST(reading_goes_on_while_a_thread_waits_for_the_lock)
     place_remove(&here);
 }
 
-TEST(stuck_lock_is_interrupted)
+TEST(a_write_that_waits_for_the_file_lock_can_be_interrupted)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -652,7 +652,7 @@ TEST(each_job_starts_with_an_empty_store)
     place_remove(&here);
 }
 
-TEST(unknown_world_size_leaves_a_finished_file)
+TEST(the_file_of_a_job_of_unknown_world_size_is_not_removed)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -688,7 +688,7 @@ TEST(a_late_rank_reads_values_of_an_early_rank_that_left)
     place_remove(&here);
 }
 
-TEST(values_of_an_early_rank_of_another_world_size_are_dropped)
+TEST(values_of_an_early_rank_with_another_world_size_are_discarded)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -704,7 +704,7 @@ TEST(values_of_an_early_rank_of_another_world_size_are_dropped)
 }
 
 /* A timeout ends the early rank's job. */
-TEST(values_of_an_early_rank_that_timed_out_are_dropped)
+TEST(values_of_an_early_rank_that_timed_out_are_discarded)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -748,7 +748,7 @@ start_victim(const char *path, int64_t world_size, bool is_parent)
     return pid;
 }
 
-TEST(file_of_a_crashed_job_is_replaced)
+TEST(the_file_of_a_crashed_job_is_replaced)
 {
     static const int64_t world_sizes[] = {-1, 1, 2};
     offset here;
@@ -769,7 +769,7 @@ TEST(file_of_a_crashed_job_is_replaced)
     place_remove(&here);
 }
 
-TEST(a_restarted_rank_reads_the_values_of_its_live_job)
+TEST(a_restarted_rank_reads_the_values_of_its_running_job)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -789,7 +789,7 @@ TEST(a_restarted_rank_reads_the_values_of_its_live_job)
     place_remove(&here);
 }
 
-TEST(different_world_sizes_are_an_error)
+TEST(opening_a_file_with_another_world_size_is_an_error)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -808,7 +808,7 @@ TEST(different_world_sizes_are_an_error)
     place_remove(&here);
 }
 
-TEST(file_that_is_no_store_is_refused)
+TEST(a_file_of_another_kind_is_refused_and_not_changed)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -828,7 +828,7 @@ TEST(file_that_is_no_store_is_refused)
 }
 
 /* The link may point to our own file, which other users cannot write themselves. */
-TEST(link_is_not_followed)
+TEST(a_symbolic_link_at_the_path_is_refused)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -848,7 +848,7 @@ TEST(link_is_not_followed)
     place_remove(&here);
 }
 
-TEST(broken_header_without_a_holder_is_replaced)
+TEST(a_file_with_a_broken_header_is_replaced_if_no_process_uses_it)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -863,7 +863,7 @@ TEST(broken_header_without_a_holder_is_replaced)
     place_remove(&here);
 }
 
-TEST(broken_header_with_a_holder_is_an_error)
+TEST(a_file_with_a_broken_header_is_an_error_if_a_process_uses_it)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -915,7 +915,7 @@ read_file(const char *path, uint8_t *bytes, size_t nbytes)
     return is_read;
 }
 
-TEST(a_record_torn_at_any_byte_is_dropped)
+TEST(a_last_record_truncated_at_any_byte_is_ignored)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -951,7 +951,7 @@ TEST(a_record_torn_at_any_byte_is_dropped)
     place_remove(&here);
 }
 
-TEST(damage_in_the_middle_is_not_cut_off)
+TEST(a_damaged_record_in_the_middle_is_an_error_and_stays_in_the_file)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1007,7 +1007,7 @@ TEST(writers_killed_at_any_moment_leave_a_valid_file)
 
 /* ---- resources */
 
-TEST(opening_waits_for_the_directory)
+TEST(opening_a_file_waits_until_its_directory_exists)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1069,7 +1069,7 @@ TEST(a_relative_path_stays_valid_after_chdir)
     place_remove(&here);
 }
 
-TEST(clone_is_no_new_member)
+TEST(a_clone_does_not_count_as_a_further_rank_of_the_job)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1123,7 +1123,7 @@ count_descriptors(void)
     return count;
 }
 
-TEST(a_thousand_cycles_leave_nothing)
+TEST(opening_and_closing_a_store_a_thousand_times_leaks_no_descriptors)
 {
     offset here;
     REQUIRE(place_make(&here));
@@ -1239,7 +1239,7 @@ TEST(a_full_disk_leaves_the_store_usable)
     place_remove(&here);
 }
 
-TEST(clone_keeps_the_file_open)
+TEST(a_clone_keeps_the_file_after_the_original_is_released)
 {
     offset here;
     REQUIRE(place_make(&here));

@@ -91,7 +91,7 @@ call_in_all_ways(team_rank *rank)
     dd_coll_form_destroy(self->form);
 }
 
-TEST(a_form_is_run_in_all_ways)
+TEST(a_repeated_call_is_correct_both_blocking_and_asynchronous)
 {
     member members[2];
     team_run(&(team_options){.size = 2}, call_in_all_ways, members);
@@ -114,7 +114,7 @@ make_wrong_forms(team_rank *rank)
     dd_coll_form_destroy(form); /* no effect */
 }
 
-TEST(invalid_forms_are_refused)
+TEST(a_repeated_call_with_an_invalid_block_size_is_refused)
 {
     team_run(&(team_options){.size = 1}, make_wrong_forms, NULL);
 }
@@ -143,7 +143,7 @@ count_reads(team_rank *rank)
     dd_coll_form_destroy(members[rank->rank].form);
 }
 
-TEST(a_small_call_reads_the_clock_once)
+TEST(a_small_collective_reads_the_clock_once)
 {
     if (!clock_counter_works()) {
         printf("    skipped: this build does not count\n");

@@ -36,7 +36,7 @@ sample(dd_frame_type type)
     return frame;
 }
 
-TEST(every_type_of_frame_survives_a_round_trip)
+TEST(every_type_of_frame_is_decoded_as_it_was_encoded)
 {
     for (int type = DD_FRAME_EAGER; type <= DD_FRAME_BYE; type++) {
         dd_frame in = sample((dd_frame_type)type);
@@ -70,7 +70,7 @@ check_short(const dd_frame *in, size_t nbytes)
     CHECK(memcmp(&out.signature, &in->signature, sizeof in->signature) == 0);
 }
 
-TEST(whole_messages_have_a_short_header)
+TEST(a_message_that_fits_into_one_frame_has_a_short_header)
 {
     dd_frame frame = sample(DD_FRAME_EAGER);
     check_short(&frame, DD_FRAME_NBYTES); /* there is no space for a collective's signature */
@@ -93,7 +93,7 @@ TEST(whole_messages_have_a_short_header)
     check_short(&frame, DD_FRAME_NBYTES);
 }
 
-TEST(malformed_short_headers_are_refused)
+TEST(malformed_short_frame_headers_are_refused)
 {
     uint8_t bytes[DD_FRAME_NBYTES];
     dd_frame frame = {.type = DD_FRAME_EAGER, .nbytes = 8, .payload = 8};

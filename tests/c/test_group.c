@@ -113,12 +113,12 @@ TEST(collectives_by_messages_in_shared_memory_are_correct)
     run_matrices((team_options){.algorithms = "flat"}, true, false);
 }
 
-TEST(collectives_of_a_host_and_single_ranks_are_correct)
+TEST(collectives_of_hosts_with_several_ranks_and_with_one_are_correct)
 {
     run_matrices((team_options){.single_ranks = 0x5a52}, true, true);
 }
 
-TEST(collectives_by_tcp_in_lanes_are_correct)
+TEST(collectives_over_parallel_tcp_connections_are_correct)
 {
     for (int size = 2; size <= 4; size++) {
         matrix_arg arg = {.number = 5, .nsizes = NSIZES / 2, .is_by_messages = true};
@@ -251,7 +251,7 @@ compare_ways(dd_coll coll, int size, size_t nbytes, const uint64_t *linear)
     }
 }
 
-TEST(results_do_not_depend_on_the_route)
+TEST(results_have_the_same_bits_over_shared_memory_and_over_tcp)
 {
     static const dd_coll colls[] = {DD_COLL_ALL_REDUCE, DD_COLL_REDUCE, DD_COLL_REDUCE_SCATTER};
     for (size_t i = 0; i < 3; i++) {
@@ -340,7 +340,7 @@ fly_unattended(team_rank *self)
     dd_work_release(work);
 }
 
-TEST(works_progress_while_no_thread_waits)
+TEST(asynchronous_collectives_progress_while_no_thread_waits)
 {
     team_options options = {.size = 3};
     team_run_both(&options, fly_unattended, NULL);
@@ -378,7 +378,7 @@ call_wrongly(team_rank *self)
     CHECK_INT(dd_group_sequence(self->group), 1);
 }
 
-TEST(wrong_arguments_are_refused)
+TEST(collectives_with_wrong_arguments_are_refused)
 {
     team_options options = {.size = 2};
     team_run_both(&options, call_wrongly, NULL);
@@ -418,7 +418,7 @@ fail_to_suspend(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(all_ranks_are_suspended_or_none)
+TEST(either_all_ranks_of_a_group_are_suspended_or_none)
 {
     suspension counts = {.fault = {.call = DD_SYS_madvise, .error_number = EINVAL}};
     team_options options = {.size = 3, .timeout_ns = 4 * DD_NS_PER_S};

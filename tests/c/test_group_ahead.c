@@ -34,7 +34,7 @@ go_ahead(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(a_root_ends_before_the_others_begin)
+TEST(a_broadcast_root_may_return_before_the_other_ranks_call)
 {
     for (int size = 2; size <= 4; size++) {
         team_options options = {.size = size};
@@ -73,7 +73,7 @@ post_many(team_rank *self)
     }
 }
 
-TEST(works_beyond_the_window_complete_when_other_ranks_join)
+TEST(more_operations_than_a_rank_may_run_ahead_complete_once_others_call)
 {
     team_options options = {.size = 3};
     team_run(&options, post_many, NULL);
@@ -107,7 +107,7 @@ disagree_ahead(team_rank *self)
     CHECK_CONTAINS(check_message(), "rank 1 (");
 }
 
-TEST(a_mismatch_of_a_completed_call_is_reported_by_the_barrier)
+TEST(a_mismatch_in_a_call_that_has_returned_is_reported_by_a_barrier)
 {
     for (int wrong = 1; wrong <= NAHEAD; wrong++) {
         team_options options = {.size = 3};
@@ -139,7 +139,7 @@ abort_behind(team_rank *self)
     CHECK_CONTAINS(check_message(), "that is enough");
 }
 
-TEST(an_abort_ends_calls_that_run_ahead)
+TEST(an_abort_ends_calls_that_are_ahead_of_other_ranks)
 {
     team_options options = {.size = 3};
     team_run(&options, abort_behind, NULL);

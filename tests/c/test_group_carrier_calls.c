@@ -92,7 +92,7 @@ use_one_rank(team_rank *self)
     CHECK_INT(dd_group_count_carried(self->group), 0);
 }
 
-TEST(one_rank_needs_no_library)
+TEST(a_group_of_one_rank_does_not_call_the_library)
 {
     fake_library_init(&carry_library);
     carry_team_run(1, use_one_rank, NULL);
@@ -127,7 +127,7 @@ fly_many(team_rank *self)
     CHECK_INT(dd_group_count_carried(self->group), NFLIGHTS / 5 * 4);
 }
 
-TEST(many_calls_in_flight_complete)
+TEST(many_library_calls_in_flight_complete)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -160,7 +160,7 @@ fly_unattended(team_rank *self)
     CHECK_OK(team_wait(self->group, work));
 }
 
-TEST(works_progress_while_no_thread_waits)
+TEST(library_calls_progress_while_no_thread_waits)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, fly_unattended, NULL);
@@ -321,7 +321,7 @@ attach_twice(team_rank *self)
     CHECK_STATUS(carry_group(self->group, check_err()), DD_CLOSED);
 }
 
-TEST(a_second_carrier_is_refused)
+TEST(a_second_library_for_a_group_is_refused)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, attach_twice, NULL);

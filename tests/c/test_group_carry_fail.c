@@ -87,7 +87,7 @@ TEST(mismatches_are_found_before_the_library_starts)
 }
 
 /* The library offers the collective of one rank, but not the collective of the other. */
-TEST(a_supported_and_an_unsupported_collective_are_a_mismatch)
+TEST(different_collectives_are_a_mismatch_even_if_the_library_lacks_one)
 {
     static const dd_coll refused[] = {DD_COLL_ALL_REDUCE, DD_COLL_BARRIER, DD_COLL_ALL_TO_ALL};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -129,7 +129,7 @@ join_after_the_end(team_rank *self)
     CHECK_INT(carry_library.counts[self->rank].nstarts, 0);
 }
 
-TEST(a_rank_that_joins_after_the_timeout_starts_nothing)
+TEST(a_rank_that_calls_after_the_others_timed_out_does_not_call_the_library)
 {
     for (int i = 0; i < 10; i++) {
         fake_library_init(&carry_library);
@@ -196,7 +196,7 @@ compare_apart(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(ranks_without_shared_memory_find_mismatches_by_the_library)
+TEST(ranks_without_shared_memory_detect_mismatches_by_calls_of_the_library)
 {
     for (int size = 2; size <= 3; size++) {
         team_options options = {.size = size, .is_shm_disabled = true};
@@ -267,7 +267,7 @@ miss_one_apart(team_rank *self)
     }
 }
 
-TEST(missing_ranks_are_named_without_shared_memory)
+TEST(missing_ranks_are_named_even_without_shared_memory)
 {
     for (int variant = 0; variant < 4; variant++) {
         int size = 2 + variant / 2;
@@ -295,7 +295,7 @@ call_and_fail(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(a_start_that_fails_on_one_rank_fails_the_group)
+TEST(a_library_call_that_fails_to_start_on_one_rank_fails_the_group)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -305,7 +305,7 @@ TEST(a_start_that_fails_on_one_rank_fails_the_group)
     }
 }
 
-TEST(a_poll_that_fails_on_one_rank_fails_the_group)
+TEST(a_library_call_that_fails_after_its_start_on_one_rank_fails_the_group)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -366,7 +366,7 @@ run_short_of_memory(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(lack_of_memory_for_a_library_call_fails_the_call)
+TEST(a_library_call_fails_when_its_buffer_cannot_be_allocated)
 {
     atomic_int turn = 0;
     fake_library_init(&carry_library);
@@ -435,24 +435,24 @@ run_for_ever(int size, bool holds_on, bool ends, bool is_packed)
     }
 }
 
-TEST(a_stuck_library_that_releases_memory_fails_the_group)
+TEST(a_stuck_library_call_fails_the_group_and_releases_its_buffers)
 {
     run_for_ever(2, false, false, false);
     run_for_ever(3, false, false, true);
 }
 
-TEST(a_stuck_library_that_keeps_memory_can_still_use_it)
+TEST(buffers_that_a_stuck_library_call_still_uses_are_not_freed)
 {
     run_for_ever(2, true, false, false);
 }
 
 /* The memory leaks, except for the part that the library still references. */
-TEST(a_stuck_library_that_keeps_packed_memory_can_still_use_it)
+TEST(packed_buffers_that_a_stuck_library_call_still_uses_are_not_freed)
 {
     run_for_ever(2, true, false, true);
 }
 
-TEST(a_library_that_ends_soon_after_an_abort_keeps_no_memory)
+TEST(buffers_are_released_if_the_library_call_ends_soon_after_an_abort)
 {
     run_for_ever(2, true, true, false);
     run_for_ever(3, true, true, true);
@@ -494,7 +494,7 @@ be_aborted(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(an_abort_ends_a_library_call_and_reports_kept_memory)
+TEST(an_abort_ends_a_library_call_and_reports_buffers_still_in_use)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);
@@ -541,7 +541,7 @@ be_aborted_when_complete(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(an_abort_fails_no_call_that_the_library_has_ended)
+TEST(an_abort_does_not_fail_a_call_that_the_library_has_completed)
 {
     for (int i = 0; i < 2; i++) {
         bool is_own = i == 1;
@@ -582,7 +582,7 @@ be_interrupted(team_rank *self)
 }
 
 /* The caller reuses its memory, and must know if it may. */
-TEST(an_interrupted_library_call_reports_kept_memory)
+TEST(an_interrupted_library_call_reports_buffers_still_in_use)
 {
     fake_library_init(&carry_library);
     bool is_message = false;
@@ -591,7 +591,7 @@ TEST(an_interrupted_library_call_reports_kept_memory)
     carry_team_run(2, be_interrupted, &is_message);
 }
 
-TEST(an_interrupted_message_reports_kept_memory)
+TEST(an_interrupted_message_reports_buffers_still_in_use)
 {
     fake_library_init(&carry_library);
     bool is_message = true;
@@ -642,7 +642,7 @@ leave_in_the_middle(team_rank *self)
     team_rendezvous(self, "left");
 }
 
-TEST(a_rank_that_leaves_during_a_call_is_lost)
+TEST(a_rank_that_leaves_during_a_library_call_is_reported_as_lost)
 {
     for (int size = 2; size <= 3; size++) {
         fake_library_init(&carry_library);

@@ -86,7 +86,7 @@ send_to_self(team_rank *self)
     CHECK(back == 7 && source == self->rank);
 }
 
-TEST(messages_to_self_arrive)
+TEST(messages_of_a_rank_to_itself_arrive_over_a_library)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, send_to_self, NULL);
@@ -112,7 +112,7 @@ send_to_each_rank(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(messages_stay_in_order)
+TEST(messages_over_a_library_stay_in_order)
 {
     fake_library_init(&carry_library);
     carry_team_run(3, send_to_each_rank, NULL);
@@ -133,7 +133,7 @@ without_messages(team_rank *self)
     CHECK_INT(dd_group_count_carried(self->group), 0);
 }
 
-TEST(messages_use_links_if_the_library_has_no_messages)
+TEST(messages_use_dldists_connections_if_the_library_has_no_messages)
 {
     fake_library_init(&carry_library);
     carry_library.script.has_messages = false;
@@ -155,7 +155,7 @@ send_too_much(team_rank *self)
     CHECK(team_check_sum(self->group)); /* a failed message does not fail the group */
 }
 
-TEST(a_message_that_does_not_fit_fails_only_its_receive)
+TEST(a_message_larger_than_its_buffer_fails_only_its_receive)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, send_too_much, NULL);
@@ -176,7 +176,7 @@ fail_to_send(team_rank *self)
     CHECK_OK(dd_group_check(self->group, check_err()));
 }
 
-TEST(a_message_that_cannot_be_started_fails_alone)
+TEST(a_message_that_the_library_cannot_start_does_not_fail_the_group)
 {
     fake_library_init(&carry_library);
     carry_library.script.failing_starts = 1;
@@ -224,7 +224,7 @@ wait_by_both_ways(team_rank *self)
     }
 }
 
-TEST(waiting_covers_messages_by_the_library_and_by_links)
+TEST(waiting_advances_messages_both_over_the_library_and_without_it)
 {
     fake_library_init(&carry_library);
     team_options options = {.size = 2, .timeout_ns = 20 * DD_NS_PER_S * check_slow()};
@@ -242,7 +242,7 @@ wait_unattended(team_rank *self)
     CHECK_INT(number, 0);
 }
 
-TEST(messages_progress_while_no_thread_waits)
+TEST(messages_over_a_library_progress_while_no_thread_waits)
 {
     fake_library_init(&carry_library);
     carry_team_run(2, wait_unattended, NULL);
@@ -273,7 +273,7 @@ run_out_of_time(team_rank *self)
     CHECK(team_check_sum(self->group)); /* the group is usable */
 }
 
-TEST(messages_that_time_out_leave_the_group_usable)
+TEST(messages_over_a_library_that_time_out_leave_the_group_usable)
 {
     for (int variant = 0; variant < 4; variant++) {
         bool is_send = variant % 2 == 1;
@@ -349,7 +349,7 @@ receive_from_closed(team_rank *self)
     team_rendezvous(self, "end");
 }
 
-TEST(receives_from_a_rank_that_has_left_end_after_its_messages)
+TEST(receives_get_all_messages_of_a_rank_that_has_left_and_then_fail)
 {
     for (int i = 0; i < 2; i++) {
         bool is_any = i == 0;
@@ -382,7 +382,7 @@ abort_messages(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(abort_ends_messages)
+TEST(an_abort_ends_messages_over_a_library)
 {
     fake_library_init(&carry_library);
     atomic_store(&carry_library.script.holds_on, true);

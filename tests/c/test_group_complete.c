@@ -150,7 +150,7 @@ static const held_case large[] = {
     {.coll = DD_COLL_BROADCAST, .root = 1, .count = 25000, .ncalls = 1, .is_own = true},
 };
 
-TEST(an_abort_fails_no_complete_collective_in_shared_memory)
+TEST(an_abort_does_not_fail_a_completed_collective_in_shared_memory)
 {
     team_options options = {.size = 2};
     run_held(&options, of_two, NCASES(of_two));
@@ -164,7 +164,7 @@ TEST(an_abort_fails_no_complete_collective_in_shared_memory)
     run_held(&options, of_three, NCASES(of_three));
 }
 
-TEST(an_abort_fails_no_complete_collective_by_messages)
+TEST(an_abort_does_not_fail_a_completed_collective_over_messages)
 {
     team_options options = {.size = 2, .is_shm_disabled = true};
     run_held(&options, of_two, NCASES(of_two));
@@ -208,7 +208,7 @@ hold_and_receive_a_mismatch(team_rank *self)
     CHECK_STATUS(team_barrier(self->group), DD_MISMATCH);
 }
 
-TEST(a_mismatch_of_others_fails_no_complete_collective)
+TEST(a_mismatch_of_other_ranks_does_not_fail_a_completed_collective)
 {
     team_options options = {.size = 3};
     team_run(&options, hold_and_receive_a_mismatch, NULL);
@@ -264,7 +264,7 @@ hold_and_receive_both(team_rank *self)
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
 }
 
-TEST(an_abort_fails_no_receive_whose_bytes_have_arrived)
+TEST(an_abort_does_not_fail_a_receive_whose_data_has_arrived)
 {
     for (int sender = 1; sender < 3; sender++) {
         team_options options = {.size = 3};
@@ -306,7 +306,7 @@ hold_and_receive_a_cancel(team_rank *self)
     free(block.data);
 }
 
-TEST(a_cancelled_message_fails_with_the_cause_of_the_group)
+TEST(a_receive_whose_sender_was_aborted_reports_the_reason_of_the_abort)
 {
     for (int sender = 1; sender < 3; sender++) {
         team_options options = {.size = 3};
@@ -365,7 +365,7 @@ hold_and_receive_a_signal(team_rank *self)
     window_drop(&test);
 }
 
-TEST(an_abort_fails_no_wait_whose_signal_has_arrived)
+TEST(an_abort_does_not_fail_a_wait_whose_signal_has_arrived)
 {
     team_options options = {.size = 2};
     team_run_both(&options, hold_and_receive_a_signal, NULL);

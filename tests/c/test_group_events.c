@@ -70,7 +70,7 @@ receive_mismatch(team_rank *self)
     CHECK_INT(error.blamed.pid, getpid());
 }
 
-TEST(a_reported_mismatch_blames_another_rank)
+TEST(after_a_mismatch_each_rank_blames_a_rank_with_a_different_call)
 {
     for (int size = 2; size <= 4; size++) {
         for (int odd = 0; odd < size; odd++) {
@@ -123,7 +123,7 @@ be_late_in_recv(team_rank *self)
     CHECK_CONTAINS(check_message(), "the group has failed before: barrier #1 of rank 0 (");
 }
 
-TEST(other_ranks_learn_which_call_timed_out)
+TEST(all_ranks_report_which_call_of_which_rank_timed_out)
 {
     team_options options = {.size = 3};
     team_run_both(&options, be_late_in_recv, NULL);
@@ -210,7 +210,7 @@ run_with_stopped(const team_options *options, void (*body)(team_rank *self))
     (void)sem_destroy(&shared.is_over);
 }
 
-TEST(rank_that_is_stopped_is_blamed_and_not_the_root_that_waits_for_it)
+TEST(a_stopped_rank_is_blamed_and_not_the_root_that_waits_for_it)
 {
     team_options options = {.size = 3, .is_shm_disabled = true, .algorithms = "flat,broadcast=binomial"};
     run_with_stopped(&options, wait_for_stopped);
@@ -274,7 +274,7 @@ lose_bytes_beside_the_first(team_rank *self)
     }
 }
 
-TEST(lossy_path_is_blamed_if_a_rank_of_its_senders_host_times_out_first)
+TEST(a_lossy_network_path_is_blamed_even_if_another_rank_times_out_first)
 {
     team_options options = {.size = 3, .single_ranks = 1u << STOPPED};
     run_with_stopped(&options, lose_bytes_beside_the_first);
@@ -310,7 +310,7 @@ break_protocol(team_rank *self)
     CHECK_INT(error.blamed.rank, 2);
 }
 
-TEST(rank_that_breaks_the_protocol_is_named_by_all)
+TEST(a_rank_that_breaks_the_protocol_is_named_on_all_ranks)
 {
     for (int i = 0; i < 10; i++) {
         team_options options = {.size = 3};
@@ -345,7 +345,7 @@ ring_while_closing(team_rank *self)
     team_rendezvous(self, "notified");
 }
 
-TEST(bell_may_ring_while_the_group_is_closed)
+TEST(a_wakeup_may_arrive_while_the_group_is_being_closed)
 {
     team_options options = {.size = 2};
     team_run(&options, ring_while_closing, NULL);

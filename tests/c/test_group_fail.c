@@ -183,7 +183,7 @@ disagree_on_many(team_rank *self)
     free(memory);
 }
 
-TEST(different_numbers_of_messages_are_a_mismatch)
+TEST(blocks_of_different_sizes_are_a_mismatch_even_if_each_message_fits)
 {
     static const dd_coll colls[] = {DD_COLL_ALL_GATHER, DD_COLL_REDUCE_SCATTER, DD_COLL_ALL_TO_ALL};
     for (size_t i = 0; i < 3; i++) {
@@ -227,7 +227,7 @@ be_late(team_rank *self)
     }
 }
 
-TEST(late_ranks_are_named)
+TEST(a_timeout_names_the_late_ranks)
 {
     for (int i = 0; i < 2; i++) {
         bool has_called = i == 1;
@@ -262,7 +262,7 @@ wait_shortly(team_rank *self)
     }
 }
 
-TEST(wait_that_times_out_leaves_the_operation)
+TEST(a_wait_that_times_out_leaves_the_operation_pending)
 {
     team_options options = {.size = 2};
     team_run_both(&options, wait_shortly, NULL);
@@ -312,7 +312,7 @@ be_aborted(team_rank *self)
     }
 }
 
-TEST(abort_ends_everything_everywhere)
+TEST(an_abort_ends_all_pending_calls_on_all_ranks)
 {
     team_options options = {.size = 3};
     team_run_both(&options, be_aborted, NULL);
@@ -350,7 +350,7 @@ abort_during_close(team_rank *self)
     team_rendezvous(self, "aborted");
 }
 
-TEST(an_abort_ends_a_close_that_waits)
+TEST(an_abort_ends_a_close_that_waits_for_pending_operations)
 {
     team_options options = {.size = 2};
     team_run_both(&options, abort_during_close, NULL);
@@ -385,7 +385,7 @@ be_interrupted(team_rank *self)
     CHECK_CONTAINS(check_message(), "interrupted in barrier");
 }
 
-TEST(interrupt_aborts_on_all_ranks)
+TEST(an_interrupted_collective_aborts_the_group_on_all_ranks)
 {
     team_options options = {.size = 3};
     team_run_both(&options, be_interrupted, NULL);
@@ -433,7 +433,7 @@ interrupt_wait(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(interrupt_of_a_wait_leaves_the_operation)
+TEST(interrupting_a_wait_leaves_the_operation_pending)
 {
     team_options options = {.size = 2};
     team_run_both(&options, interrupt_wait, NULL);
@@ -464,7 +464,7 @@ close_with_work(team_rank *self)
     }
 }
 
-TEST(closing_with_pending_works_times_out)
+TEST(closing_a_group_with_pending_operations_times_out)
 {
     team_options options = {.size = 3};
     team_run_both(&options, close_with_work, NULL);
@@ -671,22 +671,22 @@ lose_a_process(bool is_idle, bool is_shm_disabled)
     unlink(shared.path);
 }
 
-TEST(killed_process_is_named_at_once)
+TEST(a_killed_process_is_named_immediately_over_shared_memory)
 {
     lose_a_process(false, false);
 }
 
-TEST(killed_process_is_named_at_once_by_tcp)
+TEST(a_killed_process_is_named_immediately_over_tcp)
 {
     lose_a_process(false, true);
 }
 
-TEST(killed_process_is_noticed_by_an_idle_group)
+TEST(an_idle_group_notices_a_killed_process_over_shared_memory)
 {
     lose_a_process(true, false);
 }
 
-TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
+TEST(an_idle_group_notices_a_killed_process_over_tcp)
 {
     lose_a_process(true, true);
 }
@@ -743,7 +743,7 @@ check_early_end(unsigned single, int root, unsigned callers, const char *late)
     unlink(shared.path);
 }
 
-TEST(a_rank_that_left_cleanly_is_not_lost)
+TEST(a_rank_that_left_cleanly_is_not_reported_as_lost)
 {
     check_early_end(0xf, 1, 1U << 2 | 1U << 3,
                     "rank 1 has not arrived"); /* the others receive the goodbye of rank 0 */
@@ -794,7 +794,7 @@ look_after_its_end(team_rank *self)
     team_process_close(&own);
 }
 
-TEST(collectives_that_a_process_finished_before_its_exit_complete)
+TEST(a_collective_completes_even_if_a_rank_exits_after_its_own_part)
 {
     int go[2];
     last_call shared = {.dying = {.is_idle = false}, .go = -1};
@@ -851,7 +851,7 @@ fork_between_barriers(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(queries_in_a_forked_child_take_no_lock)
+TEST(a_forked_child_can_query_a_group_without_taking_a_lock)
 {
     team_options options = {.size = 2};
     team_run(&options, fork_between_barriers, NULL);
@@ -876,7 +876,7 @@ split_while_the_parent_fails(team_rank *self)
     team_rendezvous(self, "end");
 }
 
-TEST(split_ends_with_its_parent)
+TEST(splitting_a_group_fails_when_the_group_is_aborted)
 {
     team_options options = {.size = 3};
     team_run_both(&options, split_while_the_parent_fails, NULL);
@@ -903,7 +903,7 @@ disagree_about_the_operation(team_rank *self)
 }
 
 /* This also holds if the call ends before it waits. */
-TEST(a_call_fails_after_the_notice_is_sent)
+TEST(a_call_fails_only_after_the_failure_was_sent_to_the_other_ranks)
 {
     team_options options = {.size = 2};
     for (int i = 0; i < 10; i++) {

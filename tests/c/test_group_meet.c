@@ -105,7 +105,7 @@ read_malformed_ends(team_rank *self)
     }
 }
 
-TEST(malformed_ends_are_refused)
+TEST(a_malformed_result_of_a_rendezvous_is_refused)
 {
     team_options options = {.size = 1};
     team_run_apart(&options, read_malformed_ends, NULL);
@@ -151,7 +151,7 @@ end_for_a_reason(team_rank *self)
     dd_engine_release(engine);
 }
 
-TEST(a_rank_that_exits_during_creation_is_reported_with_its_reason)
+TEST(a_rank_that_exits_while_a_group_is_created_is_reported_with_its_reason)
 {
     team_options options = {.size = 3};
     team_run_apart(&options, end_for_a_reason, NULL);
@@ -186,7 +186,7 @@ miss_one_rank(team_rank *self)
     }
 }
 
-TEST(absent_ranks_are_named_and_the_name_stays_usable)
+TEST(absent_ranks_are_named_and_the_groups_name_can_be_used_again)
 {
     team_options options = {.size = 3};
     team_run_apart(&options, miss_one_rank, NULL);
@@ -231,7 +231,7 @@ join_with_many(team_rank *self)
     }
 }
 
-TEST(several_ranks_share_one_engine)
+TEST(several_ranks_of_one_process_may_share_one_engine)
 {
     team_options options = {.size = 2};
     for (int i = 0; i < 2; i++) {
@@ -248,7 +248,7 @@ meet_many(team_rank *self)
 
 /* The store does not pass this many payloads to every rank: one rank of the host reads them, and
  * passes them to the others. */
-TEST(many_ranks_of_a_host_pass_payloads_to_each_other)
+TEST(ranks_of_a_large_host_pass_the_addresses_of_all_ranks_to_each_other)
 {
     team_options options = {.size = 150};
     struct rlimit limit;
@@ -316,7 +316,7 @@ join_with_one_engine(team_rank *self)
     dd_tcp_server_release(server);
 }
 
-TEST(second_engine_listens_where_the_first_does)
+TEST(a_second_engine_of_a_process_listens_at_the_same_address_as_the_first)
 {
     team_options options = {.size = 1};
     team_run_apart(&options, join_with_one_engine, NULL);
@@ -397,7 +397,7 @@ disagree_on_the_size(team_rank *self)
     close_group(group);
 }
 
-TEST(different_sizes_are_reported_on_both_ranks)
+TEST(different_group_sizes_are_reported_on_both_ranks)
 {
     team_options options = {.size = 2};
     team_run_apart(&options, disagree_on_the_size, NULL);
@@ -450,7 +450,7 @@ split_after_a_wrong_call(team_rank *self)
     }
 }
 
-TEST(splits_stay_in_step_after_a_call_that_was_refused)
+TEST(a_group_can_be_split_again_after_a_split_with_wrong_arguments)
 {
     team_options options = {.size = 3};
     team_run_both(&options, split_after_a_wrong_call, NULL);
@@ -502,7 +502,7 @@ split_in_many_ways(team_rank *self)
     team_check_sum(self->group);
 }
 
-TEST(splits_form_groups_that_work)
+TEST(groups_created_by_a_split_work)
 {
     team_options options = {.size = 4};
     team_run_both(&options, split_in_many_ways, NULL);
@@ -550,7 +550,7 @@ leave_after_a_split(team_rank *self)
     close_group(part);
 }
 
-TEST(a_rank_leaves_the_parent_after_its_part_of_a_split)
+TEST(a_rank_may_leave_the_parent_as_soon_as_its_own_split_returns)
 {
     team_options options = {.size = 3};
     team_run(&options, leave_after_a_split, NULL);
@@ -652,7 +652,7 @@ work_in_many_groups(team_rank *self)
     }
 }
 
-TEST(groups_work_side_by_side_in_several_threads)
+TEST(several_threads_may_use_different_groups_at_the_same_time)
 {
     team_options options = {.size = 3};
     team_run_both(&options, work_in_many_groups, NULL);
@@ -737,7 +737,7 @@ make_and_close(team_rank *self)
     team_rendezvous(self, "checked");
 }
 
-TEST(groups_leave_nothing_behind)
+TEST(creating_and_closing_groups_leaks_nothing)
 {
     team_options options = {.size = 2};
     team_run_both(&options, make_and_close, NULL);
@@ -770,7 +770,7 @@ share_too_late(team_rank *self)
     team_rendezvous(self, "checked");
 }
 
-TEST(a_descriptor_for_a_rank_that_left_is_closed)
+TEST(a_descriptor_sent_to_a_rank_that_has_left_is_closed)
 {
     team_options options = {.size = 2};
     team_run(&options, share_too_late, NULL);
@@ -798,7 +798,7 @@ find_regions(team_rank *self)
     team_rendezvous(self, "found");
 }
 
-TEST(regions_are_found_by_addresses_inside)
+TEST(a_shared_array_is_found_by_any_address_inside_it)
 {
     team_options options = {.size = 2};
     team_run_both(&options, find_regions, NULL);
@@ -810,7 +810,7 @@ only_sum(team_rank *self)
     team_check_sum(self->group);
 }
 
-TEST(engines_leave_nothing_behind)
+TEST(creating_and_closing_engines_leaks_nothing)
 {
     team_options options = {.size = 2};
     team_run_both(&options, only_sum, NULL);
@@ -936,52 +936,52 @@ run_in_need(bool is_shm_disabled, void (*fail_after)(long number), long first)
     check_leftovers(before);
 }
 
-TEST(failed_allocations_by_shared_memory_leave_nothing_behind)
+TEST(failed_allocations_while_opening_over_shared_memory_leak_nothing)
 {
     run_in_need(false, fail_allocation, 0);
 }
 
-TEST(later_failed_allocations_by_shared_memory_leave_nothing_behind)
+TEST(later_failed_allocations_while_opening_over_shared_memory_leak_nothing)
 {
     run_in_need(false, fail_allocation, 121);
 }
 
-TEST(failed_allocations_by_tcp_leave_nothing_behind)
+TEST(failed_allocations_while_opening_over_tcp_leak_nothing)
 {
     run_in_need(true, fail_allocation, 1);
 }
 
-TEST(later_failed_allocations_by_tcp_leave_nothing_behind)
+TEST(later_failed_allocations_while_opening_over_tcp_leak_nothing)
 {
     run_in_need(true, fail_allocation, 122);
 }
 
-TEST(failed_system_calls_by_shared_memory_leave_nothing_behind)
+TEST(failed_system_calls_while_opening_over_shared_memory_leak_nothing)
 {
     run_in_need(false, fail_system_call, 0);
 }
 
-TEST(later_failed_system_calls_by_shared_memory_leave_nothing_behind)
+TEST(later_failed_system_calls_while_opening_over_shared_memory_leak_nothing)
 {
     run_in_need(false, fail_system_call, 97);
 }
 
-TEST(last_failed_system_calls_by_shared_memory_leave_nothing_behind)
+TEST(last_failed_system_calls_while_opening_over_shared_memory_leak_nothing)
 {
     run_in_need(false, fail_system_call, 203);
 }
 
-TEST(failed_system_calls_by_tcp_leave_nothing_behind)
+TEST(failed_system_calls_while_opening_over_tcp_leak_nothing)
 {
     run_in_need(true, fail_system_call, 0);
 }
 
-TEST(later_failed_system_calls_by_tcp_leave_nothing_behind)
+TEST(later_failed_system_calls_while_opening_over_tcp_leak_nothing)
 {
     run_in_need(true, fail_system_call, 97);
 }
 
-TEST(last_failed_system_calls_by_tcp_leave_nothing_behind)
+TEST(last_failed_system_calls_while_opening_over_tcp_leak_nothing)
 {
     run_in_need(true, fail_system_call, 203);
 }

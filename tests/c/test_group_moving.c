@@ -194,18 +194,18 @@ be_stopped_in_a_gather(team_rank *self)
     be_stopped_in(self, gather_trapped);
 }
 
-TEST(other_groups_work_while_data_is_moved)
+TEST(other_groups_work_while_a_group_copies_in_shared_memory)
 {
     run_trapped(be_stopped_in_a_reduction);
 }
 
-TEST(other_groups_work_while_one_rank_copies)
+TEST(other_groups_work_while_a_group_of_one_rank_copies)
 {
     team_options options = {.size = 1};
     run_trapped_with(&options, be_stopped_in_a_reduction);
 }
 
-TEST(other_groups_work_while_a_plan_copies)
+TEST(other_groups_work_while_a_collective_over_messages_copies)
 {
     team_options options = {.size = 2, .algorithms = "flat"};
     run_trapped_with(&options, be_stopped_in_a_gather);
@@ -256,12 +256,12 @@ be_aborted_while_stopped(team_rank *self)
     dd_mem_free(output);
 }
 
-TEST(abort_waits_for_the_end_of_a_copy)
+TEST(an_abort_waits_until_a_copy_in_progress_ends)
 {
     run_trapped(be_aborted_while_stopped);
 }
 
-TEST(abort_of_one_rank_waits_for_the_end_of_a_copy)
+TEST(an_abort_of_a_group_of_one_rank_waits_until_its_copy_ends)
 {
     team_options options = {.size = 1};
     run_trapped_with(&options, be_aborted_while_stopped);
@@ -311,7 +311,7 @@ be_aborted_while_it_copies(team_rank *self)
     dd_mem_free(data);
 }
 
-TEST(an_abort_fails_no_call_whose_last_piece_is_being_copied)
+TEST(an_abort_does_not_fail_a_call_that_is_copying_its_last_piece)
 {
     atomic_store(&has_aborted, false);
     run_trapped(be_aborted_while_it_copies);
@@ -332,7 +332,7 @@ be_aborted_in_a_plan(team_rank *self)
     dd_mem_free(output);
 }
 
-TEST(abort_waits_for_the_end_of_a_step_of_a_plan)
+TEST(an_abort_waits_until_a_copy_of_a_collective_over_messages_ends)
 {
     team_options options = {.size = 2, .algorithms = "flat"};
     run_trapped_with(&options, be_aborted_in_a_plan);

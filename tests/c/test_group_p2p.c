@@ -190,7 +190,7 @@ send_to_self(team_rank *self)
     CHECK_OK(team_barrier(self->group));
 }
 
-TEST(messages_to_self_arrive)
+TEST(messages_of_a_rank_to_itself_arrive)
 {
     for (int size = 1; size <= 2; size++) {
         team_options options = {.size = size};
@@ -335,7 +335,7 @@ start_again_and_again(team_rank *self)
     }
 }
 
-TEST(calls_are_used_again)
+TEST(sends_and_receives_reuse_the_memory_of_completed_ones)
 {
     team_options options = {.size = 2};
     team_run(&options, start_again_and_again, NULL);
@@ -355,7 +355,7 @@ keep_works(team_rank *self)
     }
 }
 
-TEST(works_outlive_their_group)
+TEST(results_of_operations_can_be_read_after_their_group_is_released)
 {
     dd_work *kept[4];
     team_options options = {.size = 2};
@@ -427,7 +427,7 @@ find_messages(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(messages_are_found_without_being_received)
+TEST(a_probe_finds_a_message_without_receiving_it)
 {
     team_options options = {.size = 2};
     team_run_both(&options, find_messages, NULL);
@@ -454,7 +454,7 @@ probe_past_a_receive(team_rank *self)
     team_rendezvous(self, "passed");
 }
 
-TEST(a_probe_finds_no_message_that_a_receive_takes)
+TEST(a_probe_ignores_a_message_that_a_posted_receive_matches)
 {
     team_options options = {.size = 2};
     team_run_both(&options, probe_past_a_receive, NULL);
@@ -471,7 +471,7 @@ leave_a_probe(team_rank *self)
     }
 }
 
-TEST(a_probe_fails_if_its_rank_leaves)
+TEST(a_probe_fails_if_the_rank_that_it_waits_for_leaves)
 {
     team_options options = {.size = 2};
     team_run_both(&options, leave_a_probe, NULL);
@@ -503,7 +503,7 @@ withdraw_receives(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(a_receive_without_a_message_can_be_taken_back)
+TEST(a_receive_can_be_cancelled_until_a_message_matches_it)
 {
     team_options options = {.size = 2};
     team_run_both(&options, withdraw_receives, NULL);
@@ -569,13 +569,13 @@ time_out_beside_unread_messages(team_rank *self)
     team_rendezvous(self, "named");
 }
 
-TEST(receive_that_times_out_names_unread_messages)
+TEST(a_receive_that_times_out_lists_the_unread_messages)
 {
     team_options options = {.size = 2};
     team_run_both(&options, time_out_beside_unread_messages, NULL);
 }
 
-TEST(message_that_times_out_ends_no_other)
+TEST(a_message_that_times_out_does_not_end_other_messages)
 {
     team_options options = {.size = 2};
     team_run_both(&options, recv_until_timeout, NULL);
@@ -682,7 +682,7 @@ miss_monitored(team_rank *self)
     CHECK_OK(monitored(self, 10 * DD_NS_PER_S * check_slow(), is_all));
 }
 
-TEST(monitored_barrier_names_missing_ranks)
+TEST(a_monitored_barrier_names_the_missing_ranks)
 {
     for (int is_all = 0; is_all < 2; is_all++) {
         bool arg = is_all == 1;

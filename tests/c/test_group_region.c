@@ -71,7 +71,7 @@ use_many_sizes(team_rank *self)
     CHECK(count_shared_mappings() <= nmappings + 1);
 }
 
-TEST(arrays_reuse_memory_of_released_arrays_of_any_size)
+TEST(new_shared_arrays_reuse_the_memory_of_released_ones_of_any_size)
 {
     team_run(&(team_options){.size = 1}, use_many_sizes, NULL);
 }
@@ -99,7 +99,7 @@ release_many(team_rank *self)
     }
 }
 
-TEST(released_arrays_keep_few_pages)
+TEST(the_memory_kept_of_released_shared_arrays_is_limited)
 {
     team_run(&(team_options){.size = 1}, release_many, NULL);
 }
@@ -152,7 +152,7 @@ release_twice_at_a_time(team_rank *self)
     CHECK_INT(nwrong, 0);
 }
 
-TEST(an_array_that_two_threads_release_is_kept_once)
+TEST(a_shared_array_released_by_two_threads_is_counted_once)
 {
     team_run(&(team_options){.size = 1}, release_twice_at_a_time, NULL);
 }
@@ -178,7 +178,7 @@ run_out_of_memory(team_rank *self)
     CHECK(nfailures > 0);
 }
 
-TEST(allocating_a_region_without_memory_leaves_nothing)
+TEST(allocating_a_shared_array_leaks_nothing_when_allocations_fail)
 {
     team_run(&(team_options){.size = 1}, run_out_of_memory, NULL);
 }
@@ -225,7 +225,7 @@ lose_access(team_rank *self)
     CHECK_STATUS(group_take_back_locked(self->group, (dd_block){&data, 1}, check_err()), DD_INTERNAL);
 }
 
-TEST(reclaimed_memory_does_not_change)
+TEST(other_ranks_cannot_change_memory_once_it_is_reclaimed)
 {
     team_run(&(team_options){.size = 1}, lose_access, NULL);
 }
@@ -252,7 +252,7 @@ lose_access_to_adopted(team_rank *self)
     dd_region_release(region);
 }
 
-TEST(reclaimed_adopted_memory_does_not_change)
+TEST(other_ranks_cannot_change_adopted_memory_once_it_is_reclaimed)
 {
     team_run(&(team_options){.size = 1}, lose_access_to_adopted, NULL);
 }
@@ -298,7 +298,7 @@ release_in_child(team_rank *self)
     dd_region_release(region);
 }
 
-TEST(a_forked_child_does_not_change_regions)
+TEST(shared_arrays_released_in_a_forked_child_stay_unchanged_in_the_parent)
 {
     team_run(&(team_options){.size = 1}, release_in_child, NULL);
 }
@@ -316,7 +316,7 @@ want_without_a_call(team_rank *self)
     dd_engine_unlock(self->engine);
 }
 
-TEST(no_timer_runs_for_a_region_that_no_call_waits_for)
+TEST(no_timer_runs_for_a_shared_array_that_no_call_waits_for)
 {
     team_run(&(team_options){.size = 2}, want_without_a_call, NULL);
 }

@@ -87,7 +87,7 @@ count_links(team_rank *self)
     }
 }
 
-TEST(ranks_of_a_host_are_linked_to_the_lowest)
+TEST(ranks_of_a_host_connect_only_to_its_lowest_rank)
 {
     star all = {.nends = 0};
     team_options options = {.size = NSTAR};
@@ -103,7 +103,7 @@ count_links_of_hosts(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(hosts_are_linked_to_rank_0)
+TEST(hosts_connect_only_to_rank_0_before_the_first_collective)
 {
     team_options options = {.size = 4, .is_shm_disabled = true};
     team_run(&options, count_links_of_hosts, NULL);
@@ -151,7 +151,7 @@ receive_abort(team_rank *self)
     CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
 }
 
-TEST(an_abort_arrives_without_the_lowest_rank)
+TEST(an_abort_arrives_even_if_the_lowest_rank_does_not_respond)
 {
     team_options options = {.size = 4};
     team_run(&options, receive_abort, NULL);
@@ -179,7 +179,7 @@ receive_goodbye(team_rank *self)
     }
 }
 
-TEST(a_goodbye_arrives_without_a_link)
+TEST(a_rank_that_leaves_is_noticed_by_ranks_without_a_connection_to_it)
 {
     team_options options = {.size = 4};
     team_run(&options, receive_goodbye, NULL);
@@ -246,7 +246,7 @@ check_unresponsive(team_rank *self)
     team_rendezvous(self, "notified");
 }
 
-TEST(presence_of_a_rank_that_does_not_answer_is_checked)
+TEST(a_timeout_names_missing_ranks_that_do_not_answer_queries)
 {
     team_options options = {.size = 3};
     team_run(&options, check_unresponsive, NULL);
@@ -305,7 +305,7 @@ outlive(team_rank *self)
     team_process_close(&own);
 }
 
-TEST(a_death_is_noticed_while_the_lowest_rank_is_stopped)
+TEST(a_killed_process_is_noticed_even_if_the_lowest_rank_is_stopped)
 {
     mortals shared = {.path = "/tmp/dldist-star-XXXXXX"};
     int fd = mkstemp(shared.path);

@@ -57,7 +57,7 @@ open_generic(void **fixture)
 STORE_SUITE(generic, .open = open_generic, .close = free, .has_queues = true, .is_in_memory = true,
             .has_number_errors = true)
 
-TEST(opening_without_memory_returns_an_error)
+TEST(opening_a_hash_store_returns_an_error_when_allocations_fail)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; nth < 5 && status == DD_OUT_OF_MEMORY; nth++) {
@@ -71,7 +71,7 @@ TEST(opening_without_memory_returns_an_error)
     CHECK_INT(status, DD_OK);
 }
 
-TEST(clones_start_with_the_timeout_and_outlive_the_original)
+TEST(a_clone_has_the_timeout_of_its_store_and_outlives_it)
 {
     dd_store *store = open_hash(NULL);
     dd_store *clone = NULL;
@@ -120,7 +120,7 @@ TEST(timeouts_name_the_call_and_the_missing_keys)
     dd_store_release(store);
 }
 
-TEST(long_keys_are_cut_in_messages)
+TEST(long_keys_are_truncated_in_error_messages)
 {
     char text[8][200];
     dd_bytes missing[8];
@@ -148,7 +148,7 @@ release_in_child_with_exit(dd_store *store)
     exit(check_failures() > 0 ? 1 : 0);
 }
 
-TEST(child_frees_its_copy)
+TEST(a_forked_child_can_release_the_store)
 {
     int status = -1;
     dd_store *store = open_hash(NULL);
@@ -223,7 +223,7 @@ push_and_interrupt(void *ctx)
     return true;
 }
 
-TEST(item_of_an_interrupted_pop_goes_back_to_the_head)
+TEST(the_item_of_an_interrupted_pop_returns_to_the_front_of_the_queue)
 {
     late_item late = {.store = open_hash(NULL)};
     REQUIRE(late.store != NULL);
@@ -257,7 +257,7 @@ set_and_delete(void *ctx)
     return false;
 }
 
-TEST(get_returns_a_value_that_is_deleted_after_it)
+TEST(a_waiting_get_returns_a_value_that_is_set_and_deleted_immediately)
 {
     late_item late = {.store = open_hash(NULL)};
     REQUIRE(late.store != NULL);
@@ -286,7 +286,7 @@ push_without_memory(void *ctx)
     return false;
 }
 
-TEST(an_item_is_popped_after_a_push_without_memory)
+TEST(a_waiting_pop_succeeds_after_a_push_whose_allocation_failed)
 {
     late_item late = {.store = open_hash(NULL)};
     REQUIRE(late.store != NULL);
@@ -315,7 +315,7 @@ compare_set_loses(dd_store *store, const dd_store_request *request, dd_store_res
                                                : hash_ops->run(store, request, result, wait, err);
 }
 
-TEST(generic_append_has_a_deadline)
+TEST(an_append_by_repeated_compare_set_ends_at_its_deadline)
 {
     dd_store *store = open_hash(NULL);
     REQUIRE(store != NULL);

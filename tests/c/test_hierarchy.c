@@ -337,37 +337,37 @@ check_coll(dd_coll coll, int narithmetics, bool has_roots)
 
 #define ALL_ARITHMETICS ((int)(sizeof arithmetics / sizeof arithmetics[0]))
 
-TEST(all_reduce_in_legs_is_correct)
+TEST(all_reduce_in_stages_within_and_between_hosts_is_correct)
 {
     check_coll(DD_COLL_ALL_REDUCE, ALL_ARITHMETICS, false);
 }
 
-TEST(reduce_in_legs_is_correct)
+TEST(reduce_in_stages_within_and_between_hosts_is_correct)
 {
     check_coll(DD_COLL_REDUCE, ALL_ARITHMETICS, true);
 }
 
-TEST(broadcast_in_legs_is_correct)
+TEST(broadcast_in_stages_within_and_between_hosts_is_correct)
 {
     check_coll(DD_COLL_BROADCAST, 1, true);
 }
 
-TEST(all_gather_in_legs_is_correct)
+TEST(all_gather_in_stages_within_and_between_hosts_is_correct)
 {
     check_coll(DD_COLL_ALL_GATHER, 1, false);
 }
 
-TEST(reduce_scatter_in_legs_is_correct)
+TEST(reduce_scatter_in_stages_within_and_between_hosts_is_correct)
 {
     check_coll(DD_COLL_REDUCE_SCATTER, ALL_ARITHMETICS, false);
 }
 
-TEST(barrier_in_legs_is_correct)
+TEST(barrier_in_stages_within_and_between_hosts_is_correct)
 {
     check_coll(DD_COLL_BARRIER, 1, false);
 }
 
-TEST(unsupported_layouts_and_collectives_do_not_fit)
+TEST(unsupported_host_layouts_and_collectives_are_not_run_in_stages)
 {
     static const layout alone = {3, {0, 1, 2}};
     static const layout together = {3, {0, 0, 0}};
@@ -385,7 +385,7 @@ TEST(unsupported_layouts_and_collectives_do_not_fit)
     }
 }
 
-TEST(scratch_is_bounded)
+TEST(the_scratch_memory_of_huge_collectives_is_bounded)
 {
     dd_topology topology;
     dd_hierarchy hierarchy;
@@ -407,7 +407,7 @@ TEST(scratch_is_bounded)
     dd_topology_fini(&topology);
 }
 
-TEST(lack_of_memory_for_the_legs_is_an_error)
+TEST(preparing_stages_within_and_between_hosts_fails_when_allocations_fail)
 {
     dd_topology topology;
     dd_hierarchy hierarchy;

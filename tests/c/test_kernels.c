@@ -436,7 +436,7 @@ check_scalar(const combination *c)
     }
 }
 
-TEST(scalar_equals_slow_arithmetic)
+TEST(scalar_reduction_kernels_equal_reference_arithmetic)
 {
     for_each_combination(check_scalar);
 }
@@ -487,7 +487,7 @@ check_isas(const combination *c)
     }
 }
 
-TEST(every_instruction_set_equals_scalar)
+TEST(reduction_kernels_of_every_instruction_set_equal_the_scalar_ones)
 {
     for_each_combination(check_isas);
 }
@@ -527,7 +527,7 @@ static const dd_dtype small_floats[] = {DD_DTYPE_FLOAT16, DD_DTYPE_BFLOAT16, DD_
                                         DD_DTYPE_FLOAT8_E5M2};
 #define SMALL_FLOAT_COUNT (sizeof small_floats / sizeof small_floats[0])
 
-TEST(all_small_floats_survive_a_round_trip)
+TEST(every_small_float_is_unchanged_after_conversion_to_float32_and_back)
 {
     static float values[65536];
     static char codes[2 * 65536];
@@ -545,7 +545,7 @@ TEST(all_small_floats_survive_a_round_trip)
 }
 
 /* Values around every code and every midpoint between codes, where the rounding changes. */
-TEST(float32_rounds_to_nearest_even)
+TEST(float32_is_rounded_to_the_nearest_even_small_float)
 {
     static float values[65536 * 6];
     for (size_t t = 0; t < SMALL_FLOAT_COUNT; t++) {
@@ -605,12 +605,12 @@ check_split(const combination *c)
     }
 }
 
-TEST(stages_of_own_accumulators_change_no_bit)
+TEST(reducing_in_several_stages_changes_no_bit_of_the_result)
 {
     for_each_combination(check_split);
 }
 
-TEST(nan_and_signed_zeros_follow_the_rules)
+TEST(reductions_of_nan_and_signed_zeros_follow_the_documented_rules)
 {
     const float nan = NAN, inf = INFINITY;
     const float a[] = {-0.0F, 0.0F, nan, 1.0F, -inf, inf};
@@ -627,7 +627,7 @@ TEST(nan_and_signed_zeros_follow_the_rules)
     check_all_isas(&reduction, DD_STAGE_WHOLE, srcs, 2, 6, sum);
 }
 
-TEST(integers_wrap_except_in_means_which_truncate)
+TEST(integer_sums_wrap_around_and_integer_means_are_truncated)
 {
     const int8_t a[] = {100, -100, -3, 127}, b[] = {100, -100, -2, 1};
     const int8_t sum[] = {-56, 56, -5, -128}, average[] = {66, -66, -1, 42};
@@ -639,7 +639,7 @@ TEST(integers_wrap_except_in_means_which_truncate)
 }
 
 /* The mean of equal numbers is the number, even if its sum does not fit into the type. */
-TEST(means_of_integers_are_exact_in_all_stages)
+TEST(integer_means_are_exact_even_if_the_sum_overflows)
 {
     static const uint64_t codes[] = {0,
                                      1,
@@ -675,7 +675,7 @@ TEST(means_of_integers_are_exact_in_all_stages)
     }
 }
 
-TEST(nat_is_the_least_and_the_greatest_date)
+TEST(min_and_max_of_dates_propagate_nat)
 {
     const int64_t a[] = {1, INT64_MIN, 5, INT64_MAX, -3}, b[] = {2, 7, INT64_MIN, INT64_MIN + 1, -4};
     const int64_t least[] = {1, INT64_MIN, INT64_MIN, INT64_MIN + 1, -4};
@@ -687,7 +687,7 @@ TEST(nat_is_the_least_and_the_greatest_date)
     check_all_isas(&reduction, DD_STAGE_WHOLE, srcs, 2, 5, greatest);
 }
 
-TEST(integer_factors_are_clamped_to_the_range)
+TEST(a_factor_outside_the_range_of_an_integer_type_is_clamped)
 {
     const int64_t one = 1;
     static const struct {
@@ -701,7 +701,7 @@ TEST(integer_factors_are_clamped_to_the_range)
     }
 }
 
-TEST(types_and_operations_have_names_and_limits)
+TEST(dtypes_and_reductions_have_names_and_reject_unknown_numbers)
 {
     CHECK(strcmp(dd_dtype_name(DD_DTYPE_FLOAT8_E5M2), "float8_e5m2") == 0);
     CHECK(strcmp(dd_dtype_name((dd_dtype)200), "unknown dtype") == 0);
@@ -721,7 +721,7 @@ TEST(types_and_operations_have_names_and_limits)
           !reduce_with(DD_ISA_AVX2, &reduction, DD_STAGE_WHOLE, pool[1], srcs, 1, 10));
 }
 
-TEST(usable_cpus_respect_the_quota)
+TEST(the_number_of_usable_cpus_respects_the_cgroup_quota)
 {
     CHECK(dd_cpu_usable_count() >= 1);
     CHECK_INT(dd_cpu_parse_quota("max 100000\n"), 0);
@@ -752,7 +752,7 @@ try_both_ways(dd_copy_trial *trial, int64_t cost, int64_t cost_past, int64_t bes
     return is_past;
 }
 
-TEST(both_ways_of_copying_are_tried_at_intervals)
+TEST(cached_and_uncached_copies_are_timed_again_at_intervals)
 {
     dd_copy_trial trial = {.is_open = false};
     int64_t now_ns = 1;

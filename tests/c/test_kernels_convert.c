@@ -31,7 +31,7 @@ TEST(conversions_keep_values_that_both_types_represent)
     }
 }
 
-TEST(rounding_is_to_nearest_even)
+TEST(conversions_to_smaller_floats_round_to_nearest_even)
 {
     const float wide[] = {1.0F + 0x1p-11F, 1.0F + 0x3p-11F, 65519.0F, 65520.0F, 0x1p-25F, -0.0F};
     const uint16_t expected[] = {0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0000, 0x8000};
@@ -45,7 +45,7 @@ TEST(rounding_is_to_nearest_even)
     CHECK(memcmp(narrow, bfloats, sizeof bfloats) == 0);
 }
 
-TEST(nan_and_infinity_are_kept)
+TEST(conversions_preserve_nan_and_infinity)
 {
     const double wide[] = {(double)NAN, -(double)NAN, (double)INFINITY, -(double)INFINITY, 1e300};
     float single[5];

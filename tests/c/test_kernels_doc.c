@@ -94,7 +94,7 @@ add_table(page_text *page)
     add(page, "\n");
 }
 
-TEST(page_of_types_is_up_to_date)
+TEST(the_documentation_page_of_dtypes_is_up_to_date)
 {
     static page_text page;
     static char found[sizeof page.text];

@@ -108,7 +108,7 @@ random_view(void)
     return view;
 }
 
-TEST(random_views_pack_and_unpack)
+TEST(random_strided_views_are_packed_and_unpacked_correctly)
 {
     for (int i = 0; i < 4000; i++) {
         dd_view view = random_view();
@@ -118,7 +118,7 @@ TEST(random_views_pack_and_unpack)
     }
 }
 
-TEST(transposed_matrices_pack_and_unpack)
+TEST(transposed_matrices_are_packed_and_unpacked_correctly)
 {
     static const dd_dtype dtypes[] = {DD_DTYPE_INT8, DD_DTYPE_FLOAT16, DD_DTYPE_FLOAT32, DD_DTYPE_INT64,
                                       DD_DTYPE_COMPLEX128};
@@ -134,7 +134,7 @@ TEST(transposed_matrices_pack_and_unpack)
     }
 }
 
-TEST(views_with_zero_strides_repeat)
+TEST(views_with_zero_strides_repeat_their_elements)
 {
     uint8_t packed[24];
     uint16_t row[3] = {1, 2, 3};
@@ -149,7 +149,7 @@ TEST(views_with_zero_strides_repeat)
     CHECK(packed[0] == 1 && packed[6] == 1 && packed[8] == 2 && packed[22] == 3);
 }
 
-TEST(finish_detects_contiguous_views)
+TEST(contiguous_views_are_detected)
 {
     dd_view view = make_view(NULL, DD_DTYPE_FLOAT32, 0, NULL, NULL);
     CHECK(view.count == 1 && view.is_contiguous);
@@ -165,7 +165,7 @@ TEST(finish_detects_contiguous_views)
     dd_view_unpack(&view, NULL);
 }
 
-TEST(finish_refuses_invalid_views)
+TEST(views_with_an_invalid_shape_are_refused)
 {
     dd_view view = {.dtype = DD_DTYPE_INT16, .ndim = 2, .shape = {1 << 30, INT64_C(1) << 33}};
     CHECK(!dd_view_finish(&view));

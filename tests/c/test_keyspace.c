@@ -249,7 +249,7 @@ TEST(list_keys_skips_keys_without_values)
     dd_keyspace_fini(&ks);
 }
 
-TEST(entries_leave_nothing_behind)
+TEST(a_key_without_a_value_or_a_waiter_uses_no_memory)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -287,7 +287,7 @@ TEST(entries_leave_nothing_behind)
     dd_keyspace_fini(&ks);
 }
 
-TEST(nothing_is_parked_if_all_keys_exist)
+TEST(a_request_does_not_wait_if_all_of_its_keys_exist)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -386,7 +386,7 @@ TEST(compare_set_that_stores_nothing_notifies_no_waiter)
     dd_keyspace_fini(&ks);
 }
 
-TEST(pushed_item_goes_to_the_longest_waiting)
+TEST(a_pushed_item_goes_to_the_pop_that_has_waited_longest)
 {
     dd_keyspace ks;
     probe pops[3] = {0};
@@ -412,7 +412,7 @@ TEST(pushed_item_goes_to_the_longest_waiting)
     dd_keyspace_fini(&ks);
 }
 
-TEST(unpop_restores_the_head)
+TEST(undoing_a_pop_returns_its_item_to_the_front_of_the_queue)
 {
     dd_keyspace ks;
     dd_blob item = {0};
@@ -450,7 +450,7 @@ TEST(unpop_restores_the_head)
 }
 
 /* All orders in which three keys can be set, with another key that exists from the start. */
-TEST(waiters_are_notified_once_in_any_order)
+TEST(a_waiter_for_several_keys_is_notified_once_in_any_order_of_sets)
 {
     static const char *const keys[] = {"a", "b", "c", "there", "a"};
     static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
@@ -475,7 +475,7 @@ TEST(waiters_are_notified_once_in_any_order)
     }
 }
 
-TEST(deleted_key_counts_as_missing_again)
+TEST(a_key_deleted_during_a_wait_counts_as_missing_again)
 {
     dd_keyspace ks;
     probe keys = {0};
@@ -916,21 +916,21 @@ random_run(uint32_t seed, bool is_memory_short)
     dd_keyspace_fini(&r.ks);
 }
 
-TEST(random_operations_agree_with_the_model)
+TEST(random_operations_have_the_same_results_as_in_a_simple_model)
 {
     for (uint32_t seed = 1; seed <= 5; seed++) {
         random_run(seed, false);
     }
 }
 
-TEST(random_operations_with_failing_allocations_agree_with_the_model)
+TEST(random_operations_match_a_simple_model_even_when_allocations_fail)
 {
     for (uint32_t seed = 100; seed <= 105; seed++) {
         random_run(seed, true);
     }
 }
 
-TEST(park_without_memory_leaves_nothing)
+TEST(starting_to_wait_for_keys_leaks_nothing_when_allocations_fail)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -956,7 +956,7 @@ TEST(park_without_memory_leaves_nothing)
     dd_keyspace_fini(&ks);
 }
 
-TEST(every_parked_waiter_on_one_key_is_notified_once)
+TEST(each_of_many_waiters_for_one_key_is_notified_once)
 {
     enum { COUNT = 10000 };
     dd_keyspace ks;
@@ -978,7 +978,7 @@ TEST(every_parked_waiter_on_one_key_is_notified_once)
 }
 
 /* A user that keeps a copy of the data elsewhere uses this count to detect changes. */
-TEST(changes_are_counted)
+TEST(every_change_of_the_stored_data_is_counted)
 {
     dd_keyspace ks;
     dd_keyspace_init(&ks);

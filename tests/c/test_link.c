@@ -219,7 +219,7 @@ stream_both_ways(kind k, side shape)
     close_links(links);
 }
 
-TEST(small_pieces_arrive_in_order)
+TEST(data_sent_in_small_pieces_arrives_in_order)
 {
     FOR_EACH_KIND(k)
     {
@@ -227,7 +227,7 @@ TEST(small_pieces_arrive_in_order)
     }
 }
 
-TEST(large_pieces_arrive_in_order)
+TEST(data_sent_in_large_pieces_arrives_in_order)
 {
     FOR_EACH_KIND(k)
     {
@@ -237,7 +237,7 @@ TEST(large_pieces_arrive_in_order)
 }
 
 /* Both sides sleep whenever they can do nothing: a lost bell appears as an endless sleep. */
-TEST(no_bell_is_lost)
+TEST(two_sides_that_sleep_whenever_they_must_wait_miss_no_wakeup)
 {
     FOR_EACH_KIND(k)
     {
@@ -298,7 +298,7 @@ play(void *arg)
 }
 
 /* Each ball reaches a side that is asleep or about to sleep. */
-TEST(sleeping_ends_are_woken_for_each_message)
+TEST(a_sleeping_receiver_is_woken_for_each_message)
 {
     FOR_EACH_KIND(k)
     {
@@ -330,7 +330,7 @@ is_readable(const dd_link *link, int timeout_ms)
     return poll(&pollfd, 1, timeout_ms) == 1;
 }
 
-TEST(receive_without_data_is_again_and_the_end_follows_the_last_byte)
+TEST(receiving_reports_no_data_until_it_arrives_and_the_end_after_the_last_byte)
 {
     FOR_EACH_KIND(k)
     {
@@ -356,7 +356,7 @@ TEST(receive_without_data_is_again_and_the_end_follows_the_last_byte)
     }
 }
 
-TEST(links_fill_up_and_move_on)
+TEST(a_full_connection_accepts_data_again_once_some_is_read)
 {
     FOR_EACH_KIND(k)
     {
@@ -390,7 +390,7 @@ TEST(links_fill_up_and_move_on)
     }
 }
 
-TEST(rings_have_the_offered_size)
+TEST(a_shared_memory_ring_has_the_offered_size)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_shm_pair(16384, links));
@@ -406,7 +406,7 @@ TEST(rings_have_the_offered_size)
 
 /* ---- bells */
 
-TEST(bells_wake_only_sleepers)
+TEST(a_wakeup_is_sent_only_to_a_sleeping_receiver)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_links(SHM, links));
@@ -431,7 +431,7 @@ TEST(bells_wake_only_sleepers)
     close_links(links);
 }
 
-TEST(writer_that_waits_for_space_is_woken)
+TEST(a_writer_that_waits_for_space_is_woken_by_the_reader)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_links(SHM, links));
@@ -454,7 +454,7 @@ TEST(writer_that_waits_for_space_is_woken)
 
 /* ---- peers that send malformed data */
 
-TEST(unexpected_bytes_on_the_socket_break_the_link)
+TEST(unexpected_bytes_on_the_wakeup_socket_break_the_connection)
 {
     static const char *const cases[] = {"x", "bbx"};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -471,7 +471,7 @@ TEST(unexpected_bytes_on_the_socket_break_the_link)
 }
 
 /* The kernel must close an unexpected descriptor. */
-TEST(unexpected_descriptors_are_closed)
+TEST(descriptors_that_a_peer_sends_unexpectedly_are_closed)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_links(SHM, links));
@@ -509,7 +509,7 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
     dd_sock_close(fds[1]);
 }
 
-TEST(malformed_offers_are_refused)
+TEST(malformed_offers_of_shared_memory_are_refused)
 {
     int nfds_before = count_fds();
     int ring_fd = -1;
@@ -528,7 +528,7 @@ TEST(malformed_offers_are_refused)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(opening_shared_memory_without_a_peer_fails)
+TEST(opening_a_shared_memory_connection_fails_without_a_peer)
 {
     int nfds_before = count_fds();
     int fds[2] = {-1, -1};
@@ -550,7 +550,7 @@ TEST(opening_shared_memory_without_a_peer_fails)
     CHECK_INT(count_fds(), nfds_before);
 }
 
-TEST(a_refused_offer_fails_and_leaves_no_descriptors)
+TEST(a_refused_offer_of_shared_memory_fails_and_leaks_no_descriptors)
 {
     int nfds_before = count_fds();
     int fds[2] = {-1, -1};
@@ -582,7 +582,7 @@ find_rings(void)
     return found;
 }
 
-TEST(invalid_positions_break_the_link)
+TEST(invalid_read_or_write_positions_of_the_peer_break_the_connection)
 {
     static const uint64_t wrong[] = {RING_NBYTES + 1, UINT64_MAX - RING_NBYTES, UINT64_C(1) << 63};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -610,7 +610,7 @@ TEST(invalid_positions_break_the_link)
 }
 
 /* Bytes that a peer writes to the shared memory after its socket is closed must not be read. */
-TEST(bytes_after_the_end_are_not_read)
+TEST(bytes_written_to_shared_memory_after_the_end_are_not_read)
 {
     dd_link *links[2] = {0};
     REQUIRE(open_links(SHM, links));
@@ -628,7 +628,7 @@ TEST(bytes_after_the_end_are_not_read)
 
 /* ---- lifetime */
 
-TEST(without_memory_nothing_is_left_open)
+TEST(opening_a_connection_leaks_no_descriptors_when_allocations_fail)
 {
     int nfds_before = count_fds();
     int fds[2] = {-1, -1};
@@ -645,7 +645,7 @@ TEST(without_memory_nothing_is_left_open)
 }
 
 /* The link must end as closed, not as after malformed data. */
-TEST(forked_child_does_not_keep_the_link_open)
+TEST(a_forked_child_does_not_keep_its_parents_connection_open)
 {
     FOR_EACH_KIND(k)
     {

@@ -141,7 +141,7 @@ place_close(offset *p, int size)
     dd_tcp_server_release(p->server);
 }
 
-TEST(ranks_meet_in_one_request_and_by_keys_alike)
+TEST(ranks_may_meet_by_one_store_request_or_by_plain_keys)
 {
     enum { SIZE = 6 };
     offset p = {0};
@@ -251,13 +251,13 @@ check_a_death_at(dd_store_op op)
     place_close(&p, SIZE);
 }
 
-TEST(a_meeting_ends_although_its_last_rank_dies)
+TEST(a_rendezvous_ends_even_if_its_last_rank_dies)
 {
     check_a_death_at(DD_STORE_ADD);       /* it has joined, but is not counted */
     check_a_death_at(DD_STORE_MULTI_GET); /* it is counted */
 }
 
-TEST(a_meeting_ends_although_two_ranks_die)
+TEST(a_rendezvous_ends_even_if_two_ranks_die)
 {
     enum { SIZE = 3 };
     /* Rank 0 dies while it waits, rank 1 before it is counted, and rank 2 does not die. */
@@ -305,7 +305,7 @@ check_time_outs(const dd_meeting_kind *kind, dd_store *store)
     check_joined(attendees, 2);
 }
 
-TEST(timeouts_name_missing_ranks)
+TEST(a_rendezvous_that_times_out_names_the_missing_ranks)
 {
     offset p = {0};
     place_open(&p, 1);
@@ -318,7 +318,7 @@ TEST(timeouts_name_missing_ranks)
 }
 
 /* Rank 0 times out first, which closes the server in its process. */
-TEST(missing_ranks_are_named_after_the_store_has_ended)
+TEST(missing_ranks_are_named_even_after_the_store_has_ended)
 {
     for (int by_keys = 0; by_keys < 2; by_keys++) {
         offset p = {0};
@@ -358,7 +358,7 @@ count_log_lines(const char *part)
 }
 
 /* A rank is missing because it cannot connect to the store; the connected rank sees the reason. */
-TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
+TEST(ranks_that_wait_report_that_the_store_ran_out_of_descriptors)
 {
     static dd_sys_fault fault = {.call = DD_SYS_accept4, .error_number = EMFILE, .is_lasting = true};
     offset p = {0};
@@ -392,7 +392,7 @@ TEST(a_server_without_descriptors_is_named_to_ranks_that_wait)
     place_close(&p, 1);
 }
 
-TEST(a_late_rank_receives_the_result_of_a_final_meeting_once)
+TEST(a_late_rank_gets_the_timeout_of_its_rendezvous_once_and_can_then_retry)
 {
     offset p = {0};
     place_open(&p, 1);
@@ -449,7 +449,7 @@ set(dd_keyspace *ks, const char *key, const char *value)
     CHECK_OK(dd_keyspace_answer(ks, &request, &(dd_store_result){0}, &is_answered, check_err()));
 }
 
-TEST(a_server_refuses_malformed_requests)
+TEST(a_store_server_refuses_malformed_rendezvous_requests)
 {
     dd_keyspace ks;
     dd_keyspace_init(&ks);
@@ -500,7 +500,7 @@ TEST(a_server_refuses_malformed_requests)
 }
 
 /* The keys left by a meeting do not grow with its ranks. A late rank joins the next meeting. */
-TEST(keys_of_ranks_are_deleted_after_the_meeting)
+TEST(the_keys_of_ranks_are_deleted_after_their_rendezvous)
 {
     enum { SIZE = 5 };
     dd_keyspace ks;
@@ -533,7 +533,7 @@ TEST(keys_of_ranks_are_deleted_after_the_meeting)
     dd_keyspace_fini(&ks);
 }
 
-TEST(joining_without_memory_returns_an_error)
+TEST(joining_a_rendezvous_returns_an_error_when_allocations_fail)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     for (long nth = 0; nth < 60 && status == DD_OUT_OF_MEMORY; nth++) {
@@ -564,7 +564,7 @@ decode_copy(dd_bytes end, int size, dd_meeting_end *out)
     return status;
 }
 
-TEST(cut_or_changed_ends_are_decoded_safely)
+TEST(a_truncated_or_changed_result_of_a_rendezvous_is_decoded_safely)
 {
     static const char *const PUBLISHED[] = {"12345678host-a one", "12345678host-a two", "12345678host-b",
                                             "12345678"};

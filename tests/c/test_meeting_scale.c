@@ -29,7 +29,7 @@ check_growth(int size, bool is_by_keys, uint64_t most, uint64_t most_of_last)
     CHECK(bill.store.nbytes <= count * (LINES_NBYTES + npayloads) + nlast);
 }
 
-TEST(requests_per_rank_are_constant)
+TEST(store_requests_per_rank_do_not_grow_with_the_number_of_ranks)
 {
     check_growth(64, false, 2, 1);
     check_growth(256, false, 2, 1);
@@ -37,13 +37,13 @@ TEST(requests_per_rank_are_constant)
 }
 
 /* The last rank to join reads the payloads of all ranks. */
-TEST(requests_per_rank_are_constant_by_keys)
+TEST(store_requests_per_rank_by_plain_keys_do_not_grow_with_the_ranks)
 {
     check_growth(64, true, 5, 7);
     check_growth(256, true, 5, 7);
 }
 
-TEST(each_step_takes_only_the_links_that_it_needs)
+TEST(each_kind_of_collective_opens_only_the_connections_that_it_needs)
 {
     meeting_sim_bill bill;
     REQUIRE(run(256, false, &bill));
@@ -62,7 +62,7 @@ TEST(each_step_takes_only_the_links_that_it_needs)
     CHECK_INT(last[MEETING_SIM_ALL_TO_ALL_64_KIB].nfar, 256 - nlocal);
 }
 
-TEST(a_rank_without_messages_takes_less_than_1000_bytes)
+TEST(another_rank_without_messages_uses_less_than_1000_bytes)
 {
     meeting_sim_bill bill;
     REQUIRE(run(256, false, &bill));

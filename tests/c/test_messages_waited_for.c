@@ -99,7 +99,7 @@ count_allocations(both_ends *ends)
     CHECK(dd_mem_fail_after(-1) <= NTOLERATED);
 }
 
-TEST(small_messages_allocate_nothing)
+TEST(small_blocking_messages_allocate_no_memory)
 {
     run_both_ends(count_allocations, false);
 }
@@ -187,7 +187,7 @@ pass_in_a_thread(both_ends *ends)
     pthread_join(thread, NULL);
 }
 
-TEST(small_messages_call_nothing_of_the_system)
+TEST(small_blocking_messages_make_no_system_calls)
 {
     run_both_ends(pass_in_a_thread, false);
 }
@@ -228,7 +228,7 @@ count_waits(both_ends *ends)
     CHECK(nquick > 0);
 }
 
-TEST(calls_that_need_not_wait_do_not_wait)
+TEST(a_blocking_receive_does_not_wait_if_its_message_has_arrived)
 {
     run_both_ends(count_waits, false);
 }
@@ -255,7 +255,7 @@ close_meanwhile(both_ends *ends)
     CHECK_STATUS(run(ends->groups[0], false, &in, sizeof in, 1, &team_no_options), DD_CLOSED);
 }
 
-TEST(a_call_about_to_wait_is_pending)
+TEST(a_blocking_receive_fails_if_the_group_is_closed_just_before_it_waits)
 {
     run_both_ends(close_meanwhile, false);
 }
@@ -290,7 +290,7 @@ pass_around(team_rank *self)
     }
 }
 
-TEST(messages_of_all_sizes_arrive_by_calls_that_wait)
+TEST(blocking_messages_of_all_sizes_arrive)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
@@ -322,7 +322,7 @@ interrupt(team_rank *self)
     team_rendezvous(self, "interrupted");
 }
 
-TEST(an_interrupt_ends_the_group)
+TEST(an_interrupted_blocking_receive_aborts_the_group)
 {
     team_options options = {.size = 2};
     team_run_both(&options, interrupt, NULL);
@@ -364,7 +364,7 @@ pass_during_large_message(team_rank *self)
     free(large);
 }
 
-TEST(small_messages_hold_up_no_large_one)
+TEST(a_stream_of_small_messages_does_not_hold_up_a_large_one)
 {
     team_options options = {.size = 3};
     team_run_both(&options, pass_during_large_message, NULL);

@@ -216,7 +216,7 @@ fail_to_meet(team_rank *self)
     team_rendezvous(self, "refused");
 }
 
-TEST(ranks_of_different_worlds_are_refused)
+TEST(ranks_of_different_mpi_worlds_are_refused)
 {
     identities worlds = {
         {0, 1}, {2, 5}, DD_MISMATCH, "rank 1 is in a world of 5 processes, and rank 0 in one of 2"};
@@ -242,7 +242,7 @@ fail_to_make(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(each_step_of_making_a_communicator_reports_its_failure)
+TEST(every_failed_step_of_creating_an_mpi_communicator_is_reported)
 {
     static const char *const steps[] = {"MPI_Comm_group", "MPI_Group_incl", "MPI_Comm_create_group",
                                         "MPI_Comm_set_errhandler"};
@@ -266,7 +266,7 @@ make_too_slowly(team_rank *self)
     team_rendezvous(self, "too late");
 }
 
-TEST(a_communicator_that_is_not_created_before_the_timeout_fails)
+TEST(creating_an_mpi_communicator_times_out)
 {
     reset();
     is_slow = true;
@@ -300,7 +300,7 @@ make_without_memory(team_rank *self)
     CHECK_INT(ncomms, 0);
 }
 
-TEST(creating_a_carrier_without_memory_leaves_nothing)
+TEST(using_mpi_for_a_group_leaks_nothing_when_allocations_fail)
 {
     reset();
     run(1, make_without_memory, NULL);
@@ -373,7 +373,7 @@ call_with_failures(team_rank *self)
     ops->close(carrier, true);
 }
 
-TEST(failed_calls_and_messages_report_the_error_of_mpi)
+TEST(failed_calls_and_messages_report_the_text_of_the_mpi_error)
 {
     reset();
     run(1, call_with_failures, NULL);

@@ -118,7 +118,7 @@ run_calls(team_rank *self)
     CALL(Comm_free, &comm);
 }
 
-TEST(every_call_of_a_communicator_is_correct)
+TEST(every_mpi_call_that_xla_makes_gives_the_correct_result)
 {
     for (int size = 1; size <= 4; size++) {
         team_options options = {.size = size};
@@ -150,13 +150,13 @@ check_refusals(team_rank *self)
     CALL(Comm_free, &comm);
 }
 
-TEST(failures_have_a_reason)
+TEST(failed_mpi_calls_of_xla_report_a_reason)
 {
     team_options options = {.size = 1};
     team_run(&options, check_refusals, NULL);
 }
 
-TEST(a_broken_communicator_reports_its_cause_in_every_call)
+TEST(a_failed_communicator_reports_its_cause_in_every_call)
 {
     dd_mpi_handle comm = dd_mpi_comm_create_broken(3, 5, "rank 2 has died");
     int number;

@@ -107,7 +107,7 @@ check_failure(bool is_nonblocking, const char *function)
     comm_rig_close(&rig);
 }
 
-TEST(failures_have_nccls_reason)
+TEST(a_failed_init_reports_the_reason_given_by_nccl)
 {
     check_failure(false, "ncclCommInitRankConfig");
     check_failure(true, "ncclCommInitRankConfig");
@@ -144,7 +144,7 @@ check_failed_handle(const char *version, bool is_nonblocking, const char *net_na
     comm_rig_close(&rig); /* checks for leaks */
 }
 
-TEST(the_handle_of_a_failed_init_is_aborted)
+TEST(the_nccl_handle_of_a_failed_init_is_aborted)
 {
     check_failed_handle("2.30.7", false, "carrier pigeon");
     check_failed_handle("2.30.7", true, "carrier pigeon");
@@ -182,14 +182,14 @@ check_alone(bool is_nonblocking)
     }
 }
 
-TEST(a_single_rank_times_out_and_can_be_cancelled)
+TEST(an_init_without_the_other_ranks_times_out_and_can_be_cancelled)
 {
     check_alone(false);
     check_alone(true);
 }
 
 /* A call that returns after its timeout must release all that it created. */
-TEST(a_call_that_was_left_behind_cleans_up)
+TEST(an_init_that_returns_after_its_timeout_releases_all_that_it_created)
 {
     static comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -218,7 +218,7 @@ is_interrupted(void *ctx)
     return true;
 }
 
-TEST(a_signal_ends_the_wait)
+TEST(a_signal_ends_the_wait_for_an_init)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -279,13 +279,13 @@ check_split(bool is_nonblocking)
     comm_rig_close(&rig);
 }
 
-TEST(splits_have_the_given_ranks_and_sizes)
+TEST(communicators_created_by_a_split_have_the_given_ranks_and_sizes)
 {
     check_split(false);
     check_split(true);
 }
 
-TEST(a_field_that_this_nccl_lacks_is_refused)
+TEST(a_configuration_field_that_this_nccl_lacks_is_refused)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, "2.18.1"));
@@ -385,7 +385,7 @@ check_shrink(bool is_nonblocking, bool is_abort)
     comm_rig_close(&rig);
 }
 
-TEST(shrinking_leaves_out_a_rank)
+TEST(shrinking_a_communicator_excludes_a_rank)
 {
     check_shrink(false, false);
     check_shrink(true, false);
@@ -405,7 +405,7 @@ grow(comm_rig_rank *rank)
                                      &rank->error);
 }
 
-TEST(growing_adds_a_rank)
+TEST(growing_a_communicator_adds_a_rank)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));

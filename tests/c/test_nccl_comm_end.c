@@ -72,7 +72,7 @@ TEST(many_threads_abort_a_communicator_while_others_use_it)
 
 /* A thread that hangs inside a communicator is notified immediately, and the communicator is freed
  * only after it leaves. */
-TEST(an_abort_does_not_wait_for_ever)
+TEST(an_abort_does_not_wait_for_ever_for_a_thread_that_hangs_in_nccl)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -96,7 +96,7 @@ TEST(an_abort_does_not_wait_for_ever)
 }
 
 /* Before 2.22.3, only freeing the communicator ends the wait of such a thread. */
-TEST(an_old_communicator_is_freed_despite_a_thread_that_hangs)
+TEST(before_nccl_2_22_3_an_abort_frees_a_communicator_despite_a_hanging_thread)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, "2.18.1"));
@@ -121,7 +121,7 @@ enter_it(void *comm)
     return NULL;
 }
 
-TEST(a_thread_that_waits_to_enter_is_woken_by_the_abort)
+TEST(an_abort_wakes_a_thread_that_waits_to_use_the_communicator)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -140,7 +140,7 @@ TEST(a_thread_that_waits_to_enter_is_woken_by_the_abort)
     comm_rig_close(&rig);
 }
 
-TEST(asynchronous_errors_of_nccl_are_reported)
+TEST(asynchronous_nccl_errors_are_reported)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -165,7 +165,7 @@ finalize(comm_rig_rank *rank)
     rank->status = dd_nccl_comm_finalize(rank->comm, NULL, &wait, &rank->error);
 }
 
-TEST(finalize_succeeds_or_ends_at_its_deadline)
+TEST(finalizing_a_communicator_succeeds_or_ends_at_its_deadline)
 {
     static comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -200,7 +200,7 @@ TEST(finalize_succeeds_or_ends_at_its_deadline)
 }
 
 /* The ranks of a device wait for each other there: if one does not call, the call must time out. */
-TEST(suspending_has_a_deadline)
+TEST(suspending_a_communicator_ends_at_its_deadline)
 {
     static comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -225,7 +225,7 @@ TEST(suspending_has_a_deadline)
     }
 }
 
-TEST(suspend_revoke_and_statistics_report_the_state)
+TEST(memory_statistics_report_that_a_communicator_is_suspended)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -251,7 +251,7 @@ TEST(suspend_revoke_and_statistics_report_the_state)
     comm_rig_close(&rig);
 }
 
-TEST(registrations_and_windows_are_released)
+TEST(memory_registrations_and_windows_can_be_released)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -275,7 +275,7 @@ TEST(registrations_and_windows_are_released)
     comm_rig_close(&rig);
 }
 
-TEST(missing_functions_name_the_required_version)
+TEST(calls_that_this_nccl_lacks_name_the_required_version)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, "2.18.1"));
@@ -313,7 +313,7 @@ TEST(missing_functions_name_the_required_version)
 }
 
 /* When the process exits, the driver may be unloaded first. */
-TEST(a_driver_that_has_shut_down_causes_no_error)
+TEST(ending_a_communicator_after_the_driver_has_shut_down_is_no_error)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -351,7 +351,7 @@ TEST(a_forked_child_does_not_use_the_communicator)
     comm_rig_close(&rig);
 }
 
-TEST(a_call_without_blocking_is_waited_for)
+TEST(a_nonblocking_nccl_call_is_waited_for_until_it_completes)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -388,7 +388,7 @@ TEST(a_call_without_blocking_is_waited_for)
 }
 
 /* If allocations fail, no communicator is lost and nothing leaks. */
-TEST(init_without_memory_leaves_no_communicator)
+TEST(an_init_leaks_no_communicator_when_allocations_fail)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -409,7 +409,7 @@ TEST(init_without_memory_leaves_no_communicator)
 }
 
 /* If the thread that closes a communicator cannot be started, the caller must close it. */
-TEST(ending_without_memory_closes_the_communicator_in_the_caller)
+TEST(a_communicator_is_closed_by_the_caller_if_no_thread_can_be_started)
 {
     for (int is_abort = 0; is_abort < 2; is_abort++) {
         comm_rig rig;
@@ -467,7 +467,7 @@ is_interrupted_soon(void *ctx)
 }
 
 /* A thread inside, even in a call of NCCL that hangs, must not delay a deadline or an interrupt. */
-TEST(a_destroy_with_a_deadline_waits_no_longer_for_a_thread_inside)
+TEST(a_destroy_waits_for_a_thread_in_the_communicator_until_its_deadline)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -493,7 +493,7 @@ TEST(a_destroy_with_a_deadline_waits_no_longer_for_a_thread_inside)
 }
 
 /* The call of NCCL continues in the background. */
-TEST(a_destroy_in_nccl_can_be_interrupted)
+TEST(a_destroy_that_hangs_in_nccl_can_be_interrupted)
 {
     static comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));

@@ -112,7 +112,7 @@ party_fini(party *p)
     dd_store_release(p->store);
 }
 
-TEST(all_ranks_get_the_ids_of_the_roots)
+TEST(all_ranks_receive_the_unique_ids_of_the_roots)
 {
     for (int nids = 1; nids <= 3; nids++) {
         party p;
@@ -133,7 +133,7 @@ TEST(all_ranks_get_the_ids_of_the_roots)
     }
 }
 
-TEST(one_rank_needs_no_store)
+TEST(a_communicator_of_one_rank_needs_no_store)
 {
     party p;
     party_init(&p, 1, 1, DD_NS_PER_S);
@@ -143,7 +143,7 @@ TEST(one_rank_needs_no_store)
     party_fini(&p);
 }
 
-TEST(different_versions_are_named_on_every_rank)
+TEST(different_nccl_versions_are_reported_on_every_rank)
 {
     party p;
     party_init(&p, 4, 1, 5 * DD_NS_PER_S);
@@ -160,7 +160,7 @@ TEST(different_versions_are_named_on_every_rank)
     party_fini(&p);
 }
 
-TEST(different_settings_are_named_on_every_rank)
+TEST(different_settings_are_reported_on_every_rank)
 {
     for (int odd = 0; odd < 3; odd += 2) {
         party p;
@@ -178,7 +178,7 @@ TEST(different_settings_are_named_on_every_rank)
     }
 }
 
-TEST(ranks_that_do_not_encrypt_alike_are_named_on_every_rank)
+TEST(different_encryption_settings_are_reported_on_every_rank)
 {
     static const struct {
         uint64_t first;
@@ -219,7 +219,7 @@ TEST(all_ranks_receive_the_reason_of_a_root_that_fails)
     party_fini(&p);
 }
 
-TEST(ranks_that_do_not_join_are_named)
+TEST(ranks_that_do_not_join_before_the_timeout_are_named)
 {
     static const int NAMES[] = {3, 5, 6, 9};
     party p;
@@ -248,7 +248,7 @@ TEST(ranks_that_do_not_join_are_named)
     party_fini(&p);
 }
 
-TEST(a_late_rank_receives_the_timeout_without_waiting)
+TEST(a_rank_that_joins_after_the_timeout_fails_without_waiting)
 {
     party p;
     party_init(&p, 2, 1, 50 * DD_NS_PER_MS);
@@ -262,7 +262,7 @@ TEST(a_late_rank_receives_the_timeout_without_waiting)
     party_fini(&p);
 }
 
-TEST(a_meeting_can_be_interrupted)
+TEST(waiting_for_the_other_ranks_can_be_interrupted)
 {
     atomic_bool stop = true;
     party p;
@@ -277,7 +277,7 @@ TEST(a_meeting_can_be_interrupted)
     party_fini(&p);
 }
 
-TEST(two_meetings_under_one_prefix_do_not_mix)
+TEST(two_communicators_created_under_one_store_prefix_do_not_mix)
 {
     party p;
     party_init(&p, 2, 1, 5 * DD_NS_PER_S);
@@ -311,7 +311,7 @@ check_meets(party *p)
     }
 }
 
-TEST(ranks_meet_again_under_the_same_prefix)
+TEST(ranks_can_meet_again_under_the_same_store_prefix)
 {
     party p;
     party_init(&p, 4, 1, 5 * DD_NS_PER_S);
@@ -325,7 +325,7 @@ TEST(ranks_meet_again_under_the_same_prefix)
 }
 
 /* The first rank joins long after the others, which find the result of an earlier meeting. */
-TEST(the_result_of_an_earlier_meeting_is_ignored)
+TEST(the_result_of_an_earlier_rendezvous_is_ignored)
 {
     party p;
     party_init(&p, 3, 1, 5 * DD_NS_PER_S);
@@ -348,7 +348,7 @@ TEST(the_result_of_an_earlier_meeting_is_ignored)
     party_fini(&p);
 }
 
-TEST(ranks_meet_after_failed_meetings)
+TEST(ranks_can_meet_after_a_failed_rendezvous)
 {
     party p;
     party_init(&p, 3, 1, 5 * DD_NS_PER_S);
@@ -386,7 +386,7 @@ TEST(ranks_meet_after_failed_meetings)
 }
 
 /* Data in the store comes from a peer, and may be malformed. */
-TEST(malformed_data_of_ranks_is_an_error)
+TEST(malformed_rendezvous_data_in_the_store_is_an_error)
 {
     const struct {
         dd_bytes end;
@@ -418,7 +418,7 @@ TEST(malformed_data_of_ranks_is_an_error)
     party_fini(&p);
 }
 
-TEST(the_number_of_ids_follows_the_ranks_per_root)
+TEST(the_number_of_unique_ids_follows_the_ranks_per_root)
 {
     dd_nccl_lib lib = {.version = 22203};
     CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 1); /* not supported */
@@ -531,7 +531,7 @@ keep_key(const dd_nccl_abi_encryption *encryption)
     return DD_NCCL_SUCCESS;
 }
 
-TEST(the_key_is_never_in_the_store)
+TEST(the_encryption_key_is_never_written_to_the_store)
 {
     spy_store spy;
     party p;

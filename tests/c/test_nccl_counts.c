@@ -119,7 +119,7 @@ count_body(nccl_rig_rank *self)
 }
 
 /* The watchdog, which queries pending works, does not run during the test. */
-TEST(an_operation_stays_within_its_limits_of_calls)
+TEST(an_operation_makes_a_limited_number_of_cuda_and_nccl_calls)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .interval_ns = 3600 * DD_NS_PER_S}, count_body, NULL);
 }
@@ -151,7 +151,7 @@ burst_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(a_burst_stays_within_its_limits_of_events_and_queries)
+TEST(many_operations_in_a_row_use_few_cuda_events_and_event_queries)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .interval_ns = 3600 * DD_NS_PER_S}, burst_body, NULL);
 }

@@ -31,7 +31,7 @@ estimate_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self); /* the ranks still agree */
 }
 
-TEST(an_estimate_runs_nothing)
+TEST(estimating_the_time_of_an_operation_does_not_run_it)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, estimate_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.22.3"}, estimate_body, NULL);
@@ -61,7 +61,7 @@ refusal_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self);
 }
 
-TEST(unsupported_estimates_are_refused)
+TEST(unsupported_time_estimates_are_refused)
 {
     refusal messages = {DD_COLL_ALL_TO_ALL, "cannot estimate messages"};
     nccl_rig_run(&(nccl_rig_options){.size = 2}, refusal_body, &messages);

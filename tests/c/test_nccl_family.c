@@ -95,13 +95,13 @@ check_descent(bool is_nonblocking)
     family_close(&f);
 }
 
-TEST(an_abort_reaches_communicators_split_from_it)
+TEST(aborting_a_communicator_aborts_those_split_from_it)
 {
     check_descent(false);
     check_descent(true);
 }
 
-TEST(an_abort_reaches_the_children_of_one_that_has_ended)
+TEST(an_abort_reaches_grandchildren_even_if_their_parent_has_ended)
 {
     family f;
     REQUIRE(family_open(&f, false, false));
@@ -129,7 +129,7 @@ TEST(an_abort_reaches_the_children_of_one_that_has_ended)
     family_close(&f);
 }
 
-TEST(an_abort_of_only_one_leaves_its_children_usable)
+TEST(aborting_only_one_communicator_leaves_its_children_usable)
 {
     family f;
     REQUIRE(family_open(&f, false, false));
@@ -155,7 +155,7 @@ check_sharing(bool is_alone)
     family_close(&f);
 }
 
-TEST(an_abort_reaches_all_that_share_resources)
+TEST(an_abort_reaches_all_communicators_that_share_resources)
 {
     check_sharing(false);
     check_sharing(true);
@@ -194,7 +194,7 @@ abort_owner(void *ctx, const char *reason)
     (void)strncpy(o->reason, reason, sizeof o->reason - 1);
 }
 
-TEST(a_communicator_with_an_owner_is_aborted_by_its_owner)
+TEST(an_abort_calls_the_owner_of_a_child_communicator_to_abort_it)
 {
     family f;
     owner o = {0};
@@ -240,7 +240,7 @@ stay_inside(void *arg)
     return NULL;
 }
 
-TEST(a_thread_inside_a_child_is_waited_for)
+TEST(an_abort_waits_for_a_thread_that_uses_a_child_communicator)
 {
     family f;
     REQUIRE(family_open(&f, true, false));

@@ -88,7 +88,7 @@ async_error_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(an_asynchronous_error_fails_the_group)
+TEST(an_asynchronous_nccl_error_fails_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, async_error_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = true},
@@ -174,12 +174,12 @@ first_deadline_body(nccl_rig_rank *self)
     forget(self, &hasty);
 }
 
-TEST(later_call_with_an_earlier_deadline_times_out_first)
+TEST(a_later_call_with_an_earlier_deadline_times_out_first)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, first_deadline_body, NULL);
 }
 
-TEST(hanging_kernel_times_out)
+TEST(a_hanging_kernel_times_out)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, hang_body, NULL);
 }
@@ -206,7 +206,7 @@ abort_off_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(errors_are_only_reported_if_aborts_are_off)
+TEST(errors_are_reported_without_an_abort_if_aborts_are_off)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true}, abort_off_body,
                  NULL);
@@ -360,7 +360,7 @@ hanging_abort_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(hanging_abort_delays_no_thread)
+TEST(an_abort_that_hangs_does_not_delay_waiting_threads)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, hanging_abort_body, NULL);
 }
@@ -400,7 +400,7 @@ one_of_two_aborts_body(nccl_rig_rank *self)
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
 }
 
-TEST(one_abort_that_hangs_keeps_no_communicator_from_it)
+TEST(an_abort_that_hangs_does_not_prevent_aborts_of_other_communicators)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, one_of_two_aborts_body, NULL);
 }
@@ -441,7 +441,7 @@ stuck_pair_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(a_stuck_stream_delays_only_the_abort)
+TEST(a_blocked_stream_delays_the_abort_but_not_the_failure_of_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .leaves_some = true}, stuck_pair_body,
                  NULL);
@@ -509,7 +509,7 @@ release_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(group_is_released_without_close)
+TEST(a_group_can_be_released_without_closing_it)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, release_body, NULL);
 }
@@ -566,7 +566,7 @@ shut_down_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(a_driver_that_shuts_down_closes_works_without_an_alarm)
+TEST(pending_operations_end_without_an_alarm_when_the_driver_shuts_down)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
                  NULL);
@@ -602,7 +602,7 @@ memory_body(nccl_rig_rank *self)
     forget(self, &attempt);
 }
 
-TEST(lack_of_memory_for_a_work_leaves_the_group_usable)
+TEST(a_group_stays_usable_when_allocating_an_operation_fails)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, memory_body, NULL);
 }

@@ -95,7 +95,7 @@ late_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self);
 }
 
-TEST(a_first_collective_waits_for_the_others)
+TEST(the_first_collective_completes_even_if_the_other_rank_is_late)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, late_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nonblocking = true}, late_body, NULL);
@@ -139,7 +139,7 @@ alone_body(nccl_rig_rank *self)
     call_alone(self, time_out);
 }
 
-TEST(a_first_call_without_other_ranks_times_out)
+TEST(the_first_call_times_out_if_the_other_ranks_do_not_call)
 {
     for (int i = 0; i < 8; i++) {
         bool is_message = i % 2 == 1;
@@ -173,7 +173,7 @@ call_raises_body(nccl_rig_rank *self)
     call_alone(self, time_out_in_call);
 }
 
-TEST(a_first_call_without_other_ranks_reports_its_own_timeout)
+TEST(the_first_call_returns_its_own_timeout_as_an_error)
 {
     for (int i = 0; i < 4; i++) {
         bool is_message = i % 2 == 1;
@@ -212,7 +212,7 @@ aborted_body(nccl_rig_rank *self)
     close_failed(self);
 }
 
-TEST(a_first_call_without_other_ranks_can_be_aborted)
+TEST(the_first_call_can_be_aborted_if_the_other_ranks_do_not_call)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, aborted_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = true}, aborted_body,
@@ -248,7 +248,7 @@ interrupted_body(nccl_rig_rank *self)
     call_alone(self, interrupt);
 }
 
-TEST(a_first_call_without_other_ranks_can_be_interrupted)
+TEST(the_first_call_can_be_interrupted_if_the_other_ranks_do_not_call)
 {
     static const char *const VERSIONS[] = {NULL, "2.22.3"};
     for (int i = 0; i < 4; i++) {
@@ -285,7 +285,7 @@ undisturbed_body(nccl_rig_rank *self)
     nccl_rig_free(self, first.data);
 }
 
-TEST(a_first_call_completes_if_it_is_never_interrupted)
+TEST(an_interruptible_first_call_gives_the_correct_result)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, undisturbed_body, NULL);
 }
@@ -335,7 +335,7 @@ live_graph_body(nccl_rig_rank *self)
     nccl_rig_free(self, first.data);
 }
 
-TEST(a_live_graph_keeps_its_communicator)
+TEST(a_communicator_does_not_end_before_the_cuda_graphs_that_use_it)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, live_graph_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .version = "2.18.1"}, live_graph_body,
@@ -374,7 +374,7 @@ capture_beside_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
 }
 
-TEST(the_end_of_a_group_does_not_invalidate_a_capture)
+TEST(closing_a_group_does_not_invalidate_another_callers_stream_capture)
 {
     for (int i = 0; i < 4; i++) {
         bool is_failing = i % 2 == 1;
@@ -404,7 +404,7 @@ busy_device_body(nccl_rig_rank *self)
     self->rig->open_gate(gate);
 }
 
-TEST(closing_frees_no_memory_that_waits_for_the_device)
+TEST(closing_a_group_frees_no_memory_while_the_device_is_busy)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, busy_device_body, NULL);
 }
@@ -437,7 +437,7 @@ no_pools_body(nccl_rig_rank *self)
     CHECK_INT(self->rig->cuda_stub.calls("cuMemAllocFromPoolAsync"), 0);
 }
 
-TEST(staging_is_memory_that_peers_can_read)
+TEST(staging_buffers_are_memory_that_peers_can_read)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, staging_body, NULL);
     static const char *const WITHOUT[] = {"cuMemPoolCreate", "cuMemPoolSetAccess"};

@@ -490,7 +490,7 @@ fp8_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(float8_is_reduced_since_2_24)
+TEST(float8_is_reduced_since_nccl_2_24)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.24.3"}, fp8_body, NULL);
 }
@@ -562,7 +562,7 @@ pair_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(pairs_connect_without_other_ranks)
+TEST(a_message_between_two_ranks_needs_no_other_rank)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 4}, pair_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, pair_body, NULL);
@@ -643,7 +643,7 @@ beginning_body(nccl_rig_rank *self)
     CHECK_INT(self->rig->nccl_stub.made("comm"), made);
 }
 
-TEST(messages_use_the_communicator_of_all_ranks)
+TEST(messages_use_the_communicator_of_all_ranks_if_it_exists)
 {
     static const beginning ways[] = {{begin_by_barrier}, {begin_by_batch}, {begin_by_connecting}};
     for (int i = 0; i < 6; i++) {
@@ -673,7 +673,7 @@ batch_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(several_operations_run_in_one_call)
+TEST(several_collectives_run_in_one_call)
 {
     nccl_rig_run_all(batch_body, NULL);
 }
@@ -709,7 +709,7 @@ copies_body(nccl_rig_rank *self)
     nccl_rig_free(self, matrix);
 }
 
-TEST(copies_run_before_and_after_the_operation)
+TEST(strided_tensors_are_copied_before_and_after_the_operation)
 {
     nccl_rig_run_all(copies_body, NULL);
 }

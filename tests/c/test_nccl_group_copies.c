@@ -85,7 +85,7 @@ copies_body(nccl_rig_rank *self)
     nccl_rig_free(self, device);
 }
 
-TEST(random_strided_copies_are_exact)
+TEST(copies_of_random_strided_tensors_are_exact)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, copies_body, NULL);
 }

@@ -147,12 +147,12 @@ turn_body(nccl_rig_rank *self)
     CHECK_OK(dd_nccl_group_close(self->group, &patience, check_err()));
 }
 
-TEST(a_call_that_does_not_get_its_turn_times_out)
+TEST(a_call_that_waits_for_another_threads_call_times_out)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
 }
 
-TEST(a_call_times_out_although_the_calendar_is_set_back)
+TEST(a_call_times_out_even_if_the_system_clock_is_set_back)
 {
     clock_counter_set_calendar_ahead(3600 * DD_NS_PER_S);
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, turn_body, NULL);
@@ -177,7 +177,7 @@ closed_body(nccl_rig_rank *self)
                                kept); /* the driver no longer knows the memory: no effect */
 }
 
-TEST(a_closed_group_has_no_stream)
+TEST(a_closed_group_refuses_requests_for_its_stream_and_memory)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, closed_body, NULL);
 }
@@ -231,7 +231,7 @@ scratch_body(nccl_rig_rank *self)
     CHECK_INT(rig->cuda_stub.live("memory"), before + 1);
 }
 
-TEST(memory_is_free_once_the_device_has_used_it)
+TEST(scratch_memory_is_reused_once_the_device_no_longer_uses_it)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, scratch_body, NULL);
 }
@@ -253,7 +253,7 @@ keep_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(memory_that_cannot_be_recorded_is_not_freed)
+TEST(scratch_memory_is_not_freed_if_its_release_cannot_be_recorded)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, keep_body, NULL);
 }
@@ -293,7 +293,7 @@ shut_down_body(nccl_rig_rank *self)
 }
 
 /* No thread waits for the work. */
-TEST(the_watchdog_detects_that_the_driver_shuts_down)
+TEST(the_watchdog_detects_that_the_cuda_driver_has_shut_down)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
                  NULL);
@@ -336,7 +336,7 @@ stuck_watchdog_body(nccl_rig_rank *self)
 }
 
 /* The shutdown is limited by the monotonic clock: the calendar may be set back during it. */
-TEST(a_watchdog_that_hangs_in_the_driver_is_left_behind)
+TEST(stopping_does_not_wait_for_a_watchdog_that_hangs_in_the_driver)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, stuck_watchdog_body, NULL);
 }

@@ -103,7 +103,7 @@ close_pairs_body(nccl_rig_rank *self)
     }
 }
 
-TEST(communicators_of_a_group_end_side_by_side)
+TEST(communicators_of_a_group_are_ended_at_the_same_time)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 4}, close_pairs_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, close_pairs_body, NULL);
@@ -168,7 +168,7 @@ post_close_body(nccl_rig_rank *self)
     }
 }
 
-TEST(groups_are_closed_side_by_side)
+TEST(several_groups_are_closed_at_the_same_time)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, post_close_body, NULL);
 }
@@ -230,7 +230,7 @@ fork_body(nccl_rig_rank *self)
     nccl_rig_free(self, sum.data);
 }
 
-TEST(a_child_of_a_fork_touches_nothing)
+TEST(a_forked_child_calls_no_function_of_nccl_or_cuda)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, fork_body, NULL);
 }
@@ -265,7 +265,7 @@ devices_body(nccl_rig_rank *self)
         DD_INVALID_ARGUMENT);
 }
 
-TEST(a_rank_has_several_devices)
+TEST(a_rank_may_use_several_devices)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, devices_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nonblocking = true}, devices_body, NULL);
@@ -305,7 +305,7 @@ adopt_body(nccl_rig_rank *self)
     nccl_rig_check_sum(self);
 }
 
-TEST(a_communicator_is_adopted)
+TEST(a_group_can_adopt_an_existing_communicator)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, adopt_body, NULL);
 }
@@ -325,7 +325,7 @@ again_body(nccl_rig_rank *self)
     }
 }
 
-TEST(names_are_used_again)
+TEST(the_name_of_a_closed_group_can_be_used_again)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, again_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, again_body, NULL);
@@ -363,7 +363,7 @@ again_after_failure_body(nccl_rig_rank *self)
     }
 }
 
-TEST(names_are_used_again_after_a_failure)
+TEST(the_name_of_a_failed_group_can_be_used_again)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, again_after_failure_body, NULL);
 }
@@ -422,7 +422,7 @@ abort_message_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(an_abort_ends_messages)
+TEST(an_abort_ends_pending_messages)
 {
     for (int i = 0; i < 8; i++) {
         abort_case which = {.has_all = i % 2 == 1, .is_batch = i / 2 % 2 == 1};
@@ -454,7 +454,7 @@ abort_after_kernel_body(nccl_rig_rank *self)
     nccl_rig_free(self, sum.data);
 }
 
-TEST(an_abort_fails_no_work_whose_kernel_has_ended)
+TEST(an_abort_does_not_fail_an_operation_whose_kernel_has_ended)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .interval_ns = 60 * DD_NS_PER_S},
                  abort_after_kernel_body, NULL);
@@ -510,7 +510,7 @@ abort_finalizing_body(nccl_rig_rank *self)
     self->rig->nccl_stub.release();
 }
 
-TEST(an_abort_ends_a_close_of_the_group)
+TEST(an_abort_ends_a_pending_close_of_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, abort_closing_works_body, NULL);
     /* After its hang, the stub looks the communicator up, and does not find it. */
@@ -540,7 +540,7 @@ release_failed_body(nccl_rig_rank *self)
     nccl_rig_free(self, sum.data);
 }
 
-TEST(a_failed_group_is_released_if_aborts_are_off)
+TEST(a_failed_group_can_be_released_if_aborts_are_off)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true},
                  release_failed_body, NULL);
@@ -600,7 +600,7 @@ sleep_body(nccl_rig_rank *self)
     nccl_rig_free(self, sum.data);
 }
 
-TEST(the_watchdog_sleeps_and_is_woken)
+TEST(the_watchdog_sleeps_when_idle_and_is_woken_by_a_new_operation)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, sleep_body, NULL);
 }
@@ -618,7 +618,7 @@ look_for_version(nccl_rig_rank *self)
     dd_blob_fini(&dump);
 }
 
-TEST(dumps_have_the_version_of_nccl)
+TEST(flight_recorder_dumps_have_the_version_of_nccl)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .version = "2.31.2"}, look_for_version, NULL);
 }

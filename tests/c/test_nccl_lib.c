@@ -28,7 +28,7 @@ code_of(const char *version)
 #define SINCE_OF(name, since, returns, params, capability) since,
 static const int SINCE[] = {DD_NCCL_OPTIONAL(SINCE_OF)};
 
-TEST(each_version_has_its_functions)
+TEST(each_nccl_version_has_its_own_set_of_functions)
 {
     for (size_t i = 0; i < sizeof ERAS / sizeof ERAS[0]; i++) {
         dd_dylib_search search = {.explicit_path = comm_rig_nccl_path(ERAS[i])};
@@ -56,7 +56,7 @@ TEST(each_version_has_its_functions)
     }
 }
 
-TEST(a_copy_in_the_process_is_shared)
+TEST(a_copy_of_nccl_that_the_process_has_loaded_is_used)
 {
     dd_dylib_search search = {.explicit_path = comm_rig_nccl_path("2.27.3")};
     dd_dylib_search anywhere = {0};
@@ -70,7 +70,7 @@ TEST(a_copy_in_the_process_is_shared)
     dd_nccl_lib_close(second);
 }
 
-TEST(candidates_are_tried_in_their_order)
+TEST(candidate_paths_of_the_library_are_tried_in_order)
 {
     const char *newest = comm_rig_nccl_path(NEWEST);
     const char *candidates[] = {NOWHERE, newest};
@@ -81,7 +81,7 @@ TEST(candidates_are_tried_in_their_order)
     dd_nccl_lib_close(lib);
 }
 
-TEST(errors_name_everything_that_was_tried)
+TEST(an_error_names_every_path_at_which_the_library_was_searched)
 {
     const char *candidates[] = {NOWHERE, "/etc/passwd"};
     dd_dylib_search search = {.candidates = candidates, .ncandidates = 2};
@@ -103,7 +103,7 @@ TEST(errors_name_everything_that_was_tried)
     CHECK_CONTAINS(check_message(), "/nonexistent/libcuda.so");
 }
 
-TEST(another_library_is_no_nccl)
+TEST(a_library_that_is_not_nccl_is_refused)
 {
     dd_dylib_search search = {.explicit_path = "libm.so.6"};
     dd_nccl_lib *lib;
@@ -115,7 +115,7 @@ TEST(another_library_is_no_nccl)
     CHECK_CONTAINS(check_message(), "cuMemsetD8Async");
 }
 
-TEST(errors_of_nccl_have_its_reasons)
+TEST(nccl_errors_contain_the_reason_given_by_nccl)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -156,7 +156,7 @@ fail_with_a_text(dd_nccl_unique_id *id)
     return fail_silently(id);
 }
 
-TEST(an_error_has_the_text_of_its_own_call)
+TEST(an_error_has_no_text_left_by_an_earlier_call)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -192,7 +192,7 @@ TEST(an_error_has_the_text_of_its_own_call)
     comm_rig_close(&rig);
 }
 
-TEST(a_communicator_notes_the_last_error)
+TEST(a_communicator_remembers_the_last_error_text_before_its_own_calls)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -215,7 +215,7 @@ TEST(a_communicator_notes_the_last_error)
     comm_rig_close(&rig);
 }
 
-TEST(an_encryption_key_is_set_once_before_the_first_id)
+TEST(an_encryption_key_is_set_once_and_before_the_first_unique_id)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -239,7 +239,7 @@ TEST(an_encryption_key_is_set_once_before_the_first_id)
 
 /* ---- the driver */
 
-TEST(the_callers_context_is_restored)
+TEST(the_callers_cuda_context_is_restored)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -268,7 +268,7 @@ TEST(the_callers_context_is_restored)
     comm_rig_close(&rig);
 }
 
-TEST(errors_of_the_driver_have_their_names)
+TEST(cuda_driver_errors_contain_the_name_of_the_error)
 {
     comm_rig rig;
     REQUIRE(comm_rig_open(&rig, NEWEST));
@@ -282,7 +282,7 @@ TEST(errors_of_the_driver_have_their_names)
     comm_rig_close(&rig);
 }
 
-TEST(a_machine_without_devices_is_not_supported)
+TEST(opening_cuda_on_a_machine_without_gpus_is_refused)
 {
     (void)setenv("DLDIST_STUB_DEVICES", "0", 1);
     dd_cuda *cuda;

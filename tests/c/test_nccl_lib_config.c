@@ -95,7 +95,7 @@ check_packed(dd_nccl_abi_config packed, const uint8_t *expected, const char *net
     CHECK_BYTES(dd_bytes_of(&packed, CONFIG_SIZE - 4), dd_bytes_of(expected, CONFIG_SIZE - 4));
 }
 
-TEST(unset_fields_are_undefined_for_every_version)
+TEST(unset_configuration_fields_are_undefined_for_every_nccl_version)
 {
     dd_nccl_config config;
     dd_nccl_config_init(&config);
@@ -143,7 +143,7 @@ check_field(const expected_field *field, int version)
                  strcmp(field->name, "commName") == 0 ? "IB" : NULL);
 }
 
-TEST(each_field_is_packed_or_refused_for_every_version)
+TEST(each_configuration_field_is_packed_or_refused_for_every_nccl_version)
 {
     for (size_t i = 0; i < NEXPECTED; i++) {
         for (size_t k = 0; k < NVERSIONS; k++) {
@@ -152,7 +152,7 @@ TEST(each_field_is_packed_or_refused_for_every_version)
     }
 }
 
-TEST(the_table_of_fields_is_complete)
+TEST(the_table_of_configuration_fields_is_complete)
 {
     dd_nccl_config config;
     dd_nccl_config_init(&config);
@@ -164,7 +164,7 @@ TEST(the_table_of_fields_is_complete)
     }
 }
 
-TEST(values_are_checked_and_read_back)
+TEST(configuration_values_are_checked_and_read_back)
 {
     dd_nccl_config config;
     dd_nccl_config_init(&config);
@@ -236,7 +236,7 @@ expect_coll_undefined(uint8_t *bytes, int version)
     put_int(bytes, 52, INT32_MIN); /* CTAPolicy */
 }
 
-TEST(collective_configurations_are_packed_for_every_version)
+TEST(configurations_of_collectives_are_packed_for_every_nccl_version)
 {
     static const int COLL_VERSIONS[] = {23102, 23203, 23300};
     for (size_t i = 0; i < 3; i++) {

@@ -120,7 +120,7 @@ layouts_body(nccl_rig_rank *self)
     kernel_rig_close(&kernels);
 }
 
-TEST(kernels_find_a_nan_wherever_it_is)
+TEST(the_gpu_kernels_find_a_nan_at_any_position)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, layouts_body, NULL);
 }
@@ -143,7 +143,7 @@ large_body(nccl_rig_rank *self)
     kernel_rig_close(&kernels);
 }
 
-TEST(kernels_read_everything_of_large_inputs)
+TEST(the_gpu_kernels_search_all_of_a_large_input_for_nan)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, large_body, NULL);
 }
@@ -201,7 +201,7 @@ dtypes_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(nan_of_every_dtype_is_found)
+TEST(the_nan_check_finds_a_nan_of_every_dtype)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true}, dtypes_body, NULL);
 }
@@ -246,7 +246,7 @@ inputs_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(nan_of_every_input_is_found)
+TEST(the_nan_check_finds_a_nan_in_every_input)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true}, inputs_body, NULL);
 }
@@ -263,7 +263,7 @@ unchecked_body(nccl_rig_rank *self)
     }
 }
 
-TEST(no_check_costs_nothing)
+TEST(without_the_nan_check_a_call_makes_no_additional_cuda_calls)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, unchecked_body, NULL);
 }
@@ -291,7 +291,7 @@ late_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(a_call_does_not_use_the_search_of_an_earlier_call)
+TEST(a_nan_found_by_a_call_that_timed_out_does_not_fail_the_next_call)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, late_body, NULL);
 }
@@ -334,7 +334,7 @@ host_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(without_kernels_the_host_checks)
+TEST(the_host_searches_for_nan_if_the_gpu_kernels_cannot_be_loaded)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, host_body, NULL);
 }
@@ -347,7 +347,7 @@ older_body(nccl_rig_rank *self)
     CHECK_INT(self->rig->cuda_stub.calls("cuModuleLoadData"), 0);
 }
 
-TEST(a_driver_without_the_functions_loads_no_module)
+TEST(the_gpu_kernels_are_not_loaded_if_the_driver_cannot_launch_them)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, older_body, NULL);
 }
@@ -359,7 +359,7 @@ half_body(nccl_rig_rank *self)
     CHECK(!dd_cuda_nan_is_ready(self->rig->cuda->nan, self->rank));
 }
 
-TEST(a_module_without_a_kernel_is_refused)
+TEST(a_gpu_module_that_lacks_a_kernel_is_refused)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, half_body, NULL); /* and is unloaded */
 }
@@ -472,7 +472,7 @@ watched_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(a_graph_with_nan_fails_the_group)
+TEST(a_nan_in_a_cuda_graph_fails_the_group)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, watched_body, NULL);
 }
@@ -497,7 +497,7 @@ asleep_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(a_sleeping_watchdog_reports_nan_within_seconds)
+TEST(a_sleeping_watchdog_reports_a_nan_within_seconds)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, asleep_body, NULL);
 }
@@ -521,7 +521,7 @@ next_call_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(the_next_call_reports_nan_in_a_graph)
+TEST(the_next_call_reports_a_nan_in_a_cuda_graph)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true, .interval_ns = NEVER_NS},
                  next_call_body, NULL);
@@ -542,7 +542,7 @@ close_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(closing_reports_nan_in_a_graph)
+TEST(closing_a_group_reports_a_nan_in_a_cuda_graph)
 {
     nccl_rig_run(
         &(nccl_rig_options){.size = 1, .is_nan_check = true, .interval_ns = NEVER_NS, .is_not_closed = true},
@@ -566,7 +566,7 @@ unreported_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(closing_reports_nan_that_the_watchdog_has_found)
+TEST(closing_a_group_reports_a_nan_that_the_watchdog_has_found)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true, .is_not_closed = true}, unreported_body,
                  NULL);
@@ -610,7 +610,7 @@ received_body(nccl_rig_rank *self)
     nccl_rig_free(self, of.data);
 }
 
-TEST(received_data_is_not_checked)
+TEST(received_data_is_not_checked_for_nan)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true}, received_body, NULL);
 }
@@ -639,7 +639,7 @@ one_rank_body(nccl_rig_rank *self)
     nccl_rig_free(self, of.data);
 }
 
-TEST(the_rank_with_nan_fails)
+TEST(only_the_rank_whose_input_has_a_nan_fails)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true, .is_not_closed = true}, one_rank_body,
                  NULL);
@@ -670,7 +670,7 @@ sent_body(nccl_rig_rank *self)
     nccl_rig_free(self, of.data);
 }
 
-TEST(a_graph_sends_nan_all_the_same)
+TEST(a_cuda_graph_sends_its_data_even_if_it_has_a_nan)
 {
     nccl_rig_run(
         &(nccl_rig_options){.size = 2, .is_nan_check = true, .is_abort_off = true, .is_not_closed = true},
@@ -694,7 +694,7 @@ outlives_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(a_graph_outlives_its_group)
+TEST(a_cuda_graph_can_be_launched_after_its_group_is_released)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, outlives_body, NULL);
 }
@@ -713,7 +713,7 @@ missed_body(nccl_rig_rank *self)
     graph_case_close(&of, self);
 }
 
-TEST(without_kernels_graphs_do_not_check)
+TEST(cuda_graphs_are_not_checked_for_nan_if_gpu_kernels_cannot_be_loaded)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nan_check = true}, missed_body, NULL);
 }

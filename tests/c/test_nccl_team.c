@@ -89,7 +89,7 @@ in_place(field *f, dd_nccl_item_kind kind, int root, dd_nccl_item *items)
     }
 }
 
-TEST(collectives_of_a_team_are_correct)
+TEST(collectives_over_all_devices_of_a_process_are_correct)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -138,7 +138,7 @@ TEST(collectives_of_a_team_are_correct)
     field_close(&f);
 }
 
-TEST(a_team_uses_the_default_streams_of_all_devices)
+TEST(without_given_streams_the_default_stream_of_each_device_is_used)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -154,7 +154,7 @@ TEST(a_team_uses_the_default_streams_of_all_devices)
 }
 
 /* A ring: each rank sends to the next, in one group. */
-TEST(messages_within_a_team_arrive)
+TEST(messages_between_devices_of_a_process_arrive)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -173,7 +173,7 @@ TEST(messages_within_a_team_arrive)
     field_close(&f);
 }
 
-TEST(the_callers_device_stays)
+TEST(calls_restore_the_callers_current_device)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -197,7 +197,7 @@ TEST(the_callers_device_stays)
 }
 
 /* Two ranks on one device, if NCCL supports it and its environment permits it. */
-TEST(ranks_share_a_device)
+TEST(two_ranks_may_share_a_device_if_nccl_supports_it)
 {
     static const int TWICE[] = {1, 1};
     field f;
@@ -247,7 +247,7 @@ TEST(ranks_share_a_device)
     field_close(&f);
 }
 
-TEST(invalid_teams_and_calls_are_refused)
+TEST(invalid_lists_of_devices_and_invalid_calls_are_refused)
 {
     static const int TWICE[] = {1, 1};
     field f;
@@ -273,7 +273,7 @@ TEST(invalid_teams_and_calls_are_refused)
     field_close(&f);
 }
 
-TEST(one_device_is_enough)
+TEST(a_team_may_have_only_one_device)
 {
     static const int ONE[] = {2};
     field f;
@@ -339,7 +339,7 @@ run_workers(worker *workers, int n)
     }
 }
 
-TEST(a_team_taken_apart_works_in_threads)
+TEST(communicators_taken_out_of_a_team_work_in_separate_threads)
 {
     field f;
     REQUIRE(field_open(&f));
@@ -418,7 +418,7 @@ check_stuck_rank(bool is_connected)
     field_close(&f);
 }
 
-TEST(an_abort_handle_frees_a_stuck_rank)
+TEST(aborting_by_a_handle_ends_a_call_that_waits_for_missing_ranks)
 {
     check_stuck_rank(true);
     check_stuck_rank(false);
@@ -441,7 +441,7 @@ wants_out(void *ctx)
     return true;
 }
 
-TEST(a_call_that_hangs_keeps_no_other_call_past_its_deadline)
+TEST(a_call_that_hangs_does_not_delay_another_call_past_its_deadline)
 {
     field f;
     pthread_t thread;
@@ -475,7 +475,7 @@ abort_team(void *arg)
     return NULL;
 }
 
-TEST(one_abort_that_hangs_keeps_no_rank_of_a_team_from_it)
+TEST(an_abort_that_hangs_on_one_device_does_not_prevent_it_on_others)
 {
     field f;
     pthread_t thread;
@@ -492,7 +492,7 @@ TEST(one_abort_that_hangs_keeps_no_rank_of_a_team_from_it)
     field_close(&f);
 }
 
-TEST(handles_outlive_an_aborted_or_closed_team)
+TEST(communicator_handles_stay_valid_after_their_team_is_aborted_or_closed)
 {
     field f;
     REQUIRE(field_open(&f));

@@ -89,7 +89,7 @@ ring_body(nccl_rig_rank *self)
     close_window(self, &made);
 }
 
-TEST(puts_in_a_ring_arrive)
+TEST(puts_of_each_rank_to_the_next_one_arrive)
 {
     nccl_rig_run_all(ring_body, NULL);
 }
@@ -228,7 +228,7 @@ too_old_body(nccl_rig_rank *self)
     CHECK_INT(self->rig->lib->api.ncclMemFree(data), DD_NCCL_SUCCESS);
 }
 
-TEST(windows_need_a_newer_nccl)
+TEST(windows_are_refused_if_nccl_is_too_old)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.28.7"}, too_old_body, NULL);
 }

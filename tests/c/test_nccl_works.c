@@ -33,7 +33,7 @@ producer_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(works_follow_the_callers_stream)
+TEST(operations_run_in_order_with_the_callers_stream)
 {
     nccl_rig_run_all(producer_body, NULL);
 }
@@ -91,7 +91,7 @@ wait_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(a_wait_with_a_deadline_leaves_the_work_pending)
+TEST(a_wait_that_times_out_leaves_the_operation_pending)
 {
     nccl_rig_run_all(wait_body, NULL);
 }
@@ -116,7 +116,7 @@ interrupt_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(wait_is_interrupted)
+TEST(a_wait_for_an_operation_can_be_interrupted)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, interrupt_body, NULL);
 }
@@ -170,7 +170,7 @@ many_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(each_work_ends_once_and_in_order)
+TEST(each_operation_completes_once_and_in_order)
 {
     nccl_rig_run_all(many_body, NULL);
 }
@@ -204,7 +204,7 @@ timing_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(a_work_with_timing_has_a_duration_once_done)
+TEST(a_completed_operation_has_a_duration_if_timing_is_on)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .has_timing = true}, timing_body, NULL);
 }
@@ -222,7 +222,7 @@ no_timing_body(nccl_rig_rank *self)
     release_call(self, &held);
 }
 
-TEST(a_work_without_timing_has_no_duration)
+TEST(an_operation_has_no_duration_if_timing_is_off)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, no_timing_body, NULL);
 }
@@ -247,7 +247,7 @@ reuse_body(nccl_rig_rank *self)
     nccl_rig_meet(self);
 }
 
-TEST(events_are_used_again)
+TEST(cuda_events_are_reused)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2, .interval_ns = 60 * DD_NS_PER_S}, reuse_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2, .interval_ns = 60 * DD_NS_PER_S, .has_no_event_cache = true},
@@ -278,7 +278,7 @@ outlive_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(closing_waits_for_works)
+TEST(closing_a_group_waits_for_pending_operations)
 {
     nccl_rig_run_all(outlive_body, NULL);
 }
@@ -317,7 +317,7 @@ ephemeral_body(nccl_rig_rank *self)
     nccl_rig_free(self, first.data);
 }
 
-TEST(an_ephemeral_timeout_extends_only_the_works_before_its_end)
+TEST(an_ephemeral_timeout_extends_only_operations_started_before_it_ends)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 2}, ephemeral_body, NULL);
 }
@@ -347,7 +347,7 @@ stream_body(nccl_rig_rank *self)
     CHECK_STATUS(dd_nccl_group_stream(self->group, 99, &stream, check_err()), DD_INVALID_ARGUMENT);
 }
 
-TEST(the_stream_of_a_group_waits_for_ordered_streams)
+TEST(the_stream_of_a_group_waits_for_streams_ordered_before_it)
 {
     nccl_rig_run_all(stream_body, NULL);
 }
@@ -377,7 +377,7 @@ threads_body(nccl_rig_rank *self)
     CHECK_INT(dd_nccl_group_sequence(self->group), 40);
 }
 
-TEST(threads_share_a_group)
+TEST(several_threads_may_use_one_group)
 {
     nccl_rig_run_all(threads_body, NULL);
 }
@@ -452,7 +452,7 @@ graph_body(nccl_rig_rank *self)
     nccl_rig_free(self, data);
 }
 
-TEST(captured_operations_run_with_their_graph)
+TEST(operations_captured_in_a_cuda_graph_run_when_it_is_launched)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, graph_body, NULL);
     nccl_rig_run(&(nccl_rig_options){.size = 2}, graph_body, NULL);

@@ -41,7 +41,7 @@ expect_addresses(const char *host, uint16_t port, const char *const *expected)
     }
 }
 
-TEST(numbers_and_localhost_are_answered_at_once)
+TEST(ip_addresses_and_localhost_are_resolved_immediately)
 {
     expect_addresses("127.0.0.1", 29500, (const char *const[]){"127.0.0.1:29500", NULL});
     expect_addresses("0.0.0.0", 0, (const char *const[]){"0.0.0.0:0", NULL});
@@ -50,7 +50,7 @@ TEST(numbers_and_localhost_are_answered_at_once)
     expect_addresses("localhost", 80, (const char *const[]){"[::1]:80", "127.0.0.1:80", NULL});
 }
 
-TEST(a_list_has_an_address_once)
+TEST(an_address_list_has_no_duplicates)
 {
     dd_addr_list localhost;
     dd_addr_list list = {.count = 0};
@@ -86,7 +86,7 @@ TEST(only_ip_addresses_have_ports)
     CHECK_TEXT(dd_bytes_of_string(dd_addr_print(&nothing, text)), "address of family 0");
 }
 
-TEST(long_unix_names_are_cut)
+TEST(long_names_of_unix_sockets_are_truncated)
 {
     char name[300];
     char text[DD_ADDR_TEXT_MAX];
@@ -99,7 +99,7 @@ TEST(long_unix_names_are_cut)
     dd_sock_close(fd);
 }
 
-TEST(names_that_do_not_resolve_are_reported)
+TEST(host_names_that_cannot_be_resolved_are_reported)
 {
     static const char *const hosts[] = {"no-such-host.invalid", "a name with spaces", "256.1.1.1.1", "[::1]"};
     for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) {
@@ -119,7 +119,7 @@ is_interrupted(void *ctx)
     return ctx == NULL || dd_clock_now_ns() >= *(int64_t *)ctx;
 }
 
-TEST(lookup_can_be_interrupted_and_leaves_nothing)
+TEST(the_lookup_of_a_host_name_can_be_interrupted)
 {
     for (int i = 0; i < 20; i++) {
         dd_addr_list list;
@@ -129,7 +129,7 @@ TEST(lookup_can_be_interrupted_and_leaves_nothing)
     }
 }
 
-TEST(only_wildcard_hosts_are_wildcards)
+TEST(only_empty_star_and_unspecified_hosts_are_wildcards)
 {
     CHECK(dd_addr_is_wildcard("") && dd_addr_is_wildcard("*"));
     CHECK(dd_addr_is_wildcard("0.0.0.0") && dd_addr_is_wildcard("::"));
@@ -231,7 +231,7 @@ check_family(const dd_addr *addr)
     pair_close(&p);
 }
 
-TEST(connections_of_every_family_carry_bytes)
+TEST(connections_of_every_address_family_carry_data)
 {
     dd_addr v4 = loopback();
     check_family(&v4);
@@ -250,7 +250,7 @@ TEST(connections_of_every_family_carry_bytes)
     }
 }
 
-TEST(owner_of_a_tcp_peer_is_known_while_it_is_open)
+TEST(the_user_who_owns_a_local_tcp_peer_is_known_while_it_is_open)
 {
     pair p;
     dd_addr addr = loopback();
@@ -263,7 +263,7 @@ TEST(owner_of_a_tcp_peer_is_known_while_it_is_open)
     pair_close(&p);
 }
 
-TEST(port_in_use_names_the_address)
+TEST(listening_on_a_port_in_use_reports_the_address)
 {
     dd_addr addr = loopback();
     int fd;
@@ -279,7 +279,7 @@ TEST(port_in_use_names_the_address)
     dd_sock_close(fd);
 }
 
-TEST(refused_connection_keeps_its_reason)
+TEST(a_refused_connection_reports_its_address_and_reason)
 {
     dd_addr addr = loopback();
     int fd;
@@ -299,7 +299,7 @@ TEST(refused_connection_keeps_its_reason)
 }
 
 /* With a full queue of one connection, the next connection receives no answer. */
-TEST(connecting_has_a_deadline)
+TEST(connecting_ends_at_its_deadline)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -325,7 +325,7 @@ TEST(connecting_has_a_deadline)
     close(listener);
 }
 
-TEST(waiting_ends_soon_after_an_interrupt)
+TEST(waiting_for_a_socket_ends_soon_after_an_interrupt)
 {
     dd_addr addr = loopback();
     pair p;
@@ -356,7 +356,7 @@ exit_on_request(int fd)
     _exit(read(fd, &byte, 1) == 0 && check_failures() == 0 ? 0 : 1);
 }
 
-TEST(child_does_not_keep_connections_open)
+TEST(a_forked_child_does_not_keep_its_parents_connections_open)
 {
     dd_addr addr = loopback();
     pair p;
@@ -389,7 +389,7 @@ TEST(child_does_not_keep_connections_open)
     pair_close(&p);
 }
 
-TEST(closed_descriptors_are_forgotten)
+TEST(a_forked_child_does_not_close_a_reused_descriptor_number)
 {
     int pipes[2];
     REQUIRE(pipe(pipes) == 0);
@@ -412,7 +412,7 @@ TEST(closed_descriptors_are_forgotten)
     close(pipes[1]);
 }
 
-TEST(sock_takes_one_descriptor_of_several)
+TEST(only_one_of_several_descriptors_received_together_is_kept)
 {
     int sockets[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);

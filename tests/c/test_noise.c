@@ -94,7 +94,7 @@ check_vector(const vector *v)
     check_sealed(v->cipher, keys[1].send, "from the listener", v->from_listener);
 }
 
-TEST(handshakes_match_the_vectors)
+TEST(encrypted_handshakes_match_the_test_vectors)
 {
     REQUIRE_OK(dd_crypto_load(check_err()));
     check_vector(&vectors[0]);
@@ -137,7 +137,7 @@ shake(dd_cipher cipher, dd_bytes secret_of_listener, int changed)
                            check_err());
 }
 
-TEST(every_bit_of_the_handshake_is_checked)
+TEST(a_handshake_with_any_changed_bit_is_refused)
 {
     REQUIRE_OK(dd_crypto_load(check_err()));
     int nbits = 8 * (int)(DD_NOISE_FIRST_BYTES + PROLOGUE.len + SECOND_BYTES);
@@ -151,7 +151,7 @@ TEST(every_bit_of_the_handshake_is_checked)
     }
 }
 
-TEST(another_secret_is_noticed_by_the_dialler)
+TEST(the_dialler_detects_that_the_listener_has_another_secret)
 {
     REQUIRE_OK(dd_crypto_load(check_err()));
     FOR_EACH_CIPHER(cipher)
@@ -162,7 +162,7 @@ TEST(another_secret_is_noticed_by_the_dialler)
     }
 }
 
-TEST(a_point_that_leads_nowhere_is_refused)
+TEST(public_keys_of_low_order_are_refused)
 {
     static const uint8_t low_order[][DD_CRYPTO_POINT_BYTES] = {
         {0},
@@ -179,7 +179,7 @@ TEST(a_point_that_leads_nowhere_is_refused)
     }
 }
 
-TEST(a_short_second_message_is_refused)
+TEST(a_truncated_second_message_of_the_handshake_is_refused)
 {
     dd_x25519_pair pair;
     dd_noise noise;

@@ -79,7 +79,7 @@ check_ranks(dd_coll coll, int ncases)
     }
 DD_COLL_LIST(PLANS_OF)
 
-TEST(ring_plans_of_many_segments_are_correct)
+TEST(ring_algorithms_with_many_segments_are_correct)
 {
     unsigned random = 7;
     const char *colls[] = {"all_reduce", "reduce_scatter"};
@@ -103,7 +103,7 @@ TEST(an_algorithm_is_found_by_collective_and_name)
     CHECK(dd_algorithm_find(DD_COLL_ALL_REDUCE, "") == NULL);
 }
 
-TEST(collectives_have_their_numbers_of_blocks)
+TEST(each_collective_has_the_right_number_of_input_and_output_blocks)
 {
     CHECK_INT(dd_coll_ninputs(DD_COLL_SCATTER, true, 5), 5);
     CHECK_INT(dd_coll_ninputs(DD_COLL_SCATTER, false, 5), 0);
@@ -117,7 +117,7 @@ TEST(collectives_have_their_numbers_of_blocks)
 }
 
 /* Each allocation of a builder fails once. */
-TEST(building_a_plan_without_memory_returns_an_error)
+TEST(planning_a_collective_returns_an_error_when_allocations_fail)
 {
     unsigned random = 3;
     for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
@@ -159,7 +159,7 @@ note_cost(int rank, const dd_plan *plan, void *ctx)
 }
 
 /* The algorithms for many ranks must need few steps. */
-TEST(plans_of_1024_ranks_have_few_steps)
+TEST(plans_for_1024_ranks_have_few_steps)
 {
     static const struct {
         dd_coll coll;

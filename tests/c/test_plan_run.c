@@ -108,7 +108,7 @@ run_doubling(dd_plan_run *run, size_t count)
     return ncalls;
 }
 
-TEST(local_steps_follow_their_dependencies)
+TEST(local_steps_of_a_plan_run_after_the_steps_that_they_depend_on)
 {
     dd_plan plan = {0};
     dd_plan_run *run = NULL;
@@ -124,7 +124,7 @@ TEST(local_steps_follow_their_dependencies)
     dd_plan_run_destroy(run);
 }
 
-TEST(large_local_steps_wait_for_their_turn)
+TEST(large_local_steps_of_a_plan_run_one_after_another)
 {
     dd_plan plan = {0};
     dd_plan_run *run = NULL;
@@ -137,7 +137,7 @@ TEST(large_local_steps_wait_for_their_turn)
     dd_plan_run_destroy(run);
 }
 
-TEST(a_plan_of_nothing_is_done_at_once)
+TEST(an_empty_plan_completes_immediately)
 {
     dd_plan plan = {0};
     dd_plan_run *run = NULL;
@@ -158,7 +158,7 @@ TEST(a_plan_of_nothing_is_done_at_once)
     dd_plan_run_destroy(NULL);
 }
 
-TEST(a_run_cancelled_between_two_steps_ends_once)
+TEST(a_plan_cancelled_between_two_steps_ends_once)
 {
     dd_plan plan = {0};
     dd_plan_run *run = NULL;
@@ -189,7 +189,7 @@ TEST(a_run_cancelled_between_two_steps_ends_once)
     dd_plan_run_destroy(run);
 }
 
-TEST(creating_a_plan_run_without_memory_fails)
+TEST(preparing_to_run_a_plan_returns_an_error_when_allocations_fail)
 {
     dd_plan plan = {0};
     REQUIRE_OK(build_doubling(&plan, 400, check_err()));
@@ -287,7 +287,7 @@ ping_pong(run_member *self)
     dd_plan_run_destroy(run);
 }
 
-TEST(messages_in_both_directions_arrive)
+TEST(messages_of_a_plan_arrive_in_both_directions)
 {
     size_t small = 8;
     size_t large = (size_t)3 << 20;
@@ -333,7 +333,7 @@ wait_in_vain(run_member *self)
     run_team_meet(self);
 }
 
-TEST(cancelling_takes_messages_back)
+TEST(cancelling_a_plan_withdraws_its_pending_messages)
 {
     run_team_do(&(run_team_options){.nranks = 3, .host_of = {0, 1, 2}}, wait_in_vain, NULL);
 }

@@ -101,7 +101,7 @@ expect_in_hash(tower *t, dd_bytes key, dd_bytes expected)
     dd_blob_fini(&value);
 }
 
-TEST(keys_are_joined)
+TEST(a_prefix_store_joins_the_prefix_and_the_key)
 {
     tower t;
     REQUIRE(tower_init(&t));
@@ -130,7 +130,7 @@ TEST(keys_are_joined)
     tower_fini(&t);
 }
 
-TEST(list_keys_strips_the_prefix)
+TEST(list_keys_of_a_prefix_store_strips_the_prefix)
 {
     tower t;
     REQUIRE(tower_init(&t));
@@ -153,7 +153,7 @@ TEST(list_keys_strips_the_prefix)
     tower_fini(&t);
 }
 
-TEST(settings_and_errors_are_the_underlying_stores)
+TEST(a_prefix_store_has_the_timeout_and_the_errors_of_its_underlying_store)
 {
     tower t;
     REQUIRE(tower_init(&t));
@@ -179,7 +179,7 @@ extended_api_no(dd_store *store)
     return false;
 }
 
-TEST(extended_api_is_the_underlying_stores)
+TEST(a_prefix_store_has_the_extended_api_only_if_its_store_has_it)
 {
     tower t;
     REQUIRE(tower_init(&t));
@@ -190,7 +190,7 @@ TEST(extended_api_is_the_underlying_stores)
     tower_fini(&t);
 }
 
-TEST(view_keeps_the_store_alive_and_clones_keep_the_prefix)
+TEST(a_prefix_store_keeps_its_store_open_and_its_clones_have_the_prefix)
 {
     tower t;
     REQUIRE(tower_init(&t));
@@ -224,7 +224,7 @@ pile_views(dd_store **store)
     }
 }
 
-TEST(views_of_views_have_a_limit)
+TEST(the_nesting_of_prefix_stores_is_limited)
 {
     dd_store *store = NULL;
     REQUIRE_OK(dd_hash_store_open(&store, DD_NS_PER_S, check_err()));
@@ -241,7 +241,7 @@ TEST(views_of_views_have_a_limit)
     dd_store_release(store);
 }
 
-TEST(view_made_after_a_fork_is_refused)
+TEST(a_prefix_store_created_in_a_forked_child_is_refused)
 {
     tower t;
     int status = -1;
@@ -259,7 +259,7 @@ TEST(view_made_after_a_fork_is_refused)
     tower_fini(&t);
 }
 
-TEST(opening_without_memory_returns_an_error)
+TEST(opening_a_prefix_store_returns_an_error_when_allocations_fail)
 {
     dd_store *hash = NULL;
     dd_store *view = NULL;

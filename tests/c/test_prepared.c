@@ -125,17 +125,17 @@ run_matrices(team_options options, bool is_linear)
     }
 }
 
-TEST(every_collective_by_shared_memory_is_correct)
+TEST(every_prepared_collective_by_shared_memory_is_correct)
 {
     run_matrices((team_options){0}, true);
 }
 
-TEST(every_collective_by_messages_is_correct)
+TEST(every_prepared_collective_by_messages_is_correct)
 {
     run_matrices((team_options){.algorithms = "flat"}, false);
 }
 
-TEST(every_collective_between_hosts_is_correct)
+TEST(every_prepared_collective_between_hosts_is_correct)
 {
     run_matrices((team_options){.single_ranks = 0x52}, false);
 }
@@ -168,7 +168,7 @@ repeat(team_rank *self)
     }
 }
 
-TEST(a_call_starts_many_times)
+TEST(a_prepared_call_can_be_started_many_times)
 {
     for (int size = 1; size <= 4; size++) {
         team_options options = {.size = size};
@@ -221,7 +221,7 @@ start_and_poll(team_rank *self)
     sum_fini(&large);
 }
 
-TEST(small_calls_complete_without_blocking)
+TEST(small_prepared_calls_complete_without_blocking)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
@@ -265,7 +265,7 @@ start_several(team_rank *self)
     }
 }
 
-TEST(several_calls_start_together)
+TEST(several_prepared_calls_can_be_started_together)
 {
     for (int size = 1; size <= 3; size++) {
         team_options options = {.size = size};
@@ -295,7 +295,7 @@ start_twice(team_rank *self)
     sum_fini(&second);
 }
 
-TEST(a_pending_call_cannot_be_started)
+TEST(a_pending_prepared_call_cannot_be_started_again)
 {
     team_options options = {.size = 2};
     team_run_both(&options, start_twice, NULL);
@@ -327,7 +327,7 @@ disagree(team_rank *self)
     }
 }
 
-TEST(different_calls_are_a_mismatch)
+TEST(different_prepared_calls_are_a_mismatch)
 {
     team_options options = {.size = 2};
     team_run_both(&options, disagree, NULL);
@@ -351,7 +351,7 @@ be_late(team_rank *self)
     sum_fini(&late);
 }
 
-TEST(every_start_has_a_timeout)
+TEST(every_start_of_a_prepared_call_has_a_timeout)
 {
     team_options options = {.size = 2};
     team_run_both(&options, be_late, NULL);
@@ -422,7 +422,7 @@ be_interrupted(team_rank *self)
     sum_fini(&one);
 }
 
-TEST(an_interrupted_wait_can_be_taken_up_again)
+TEST(a_prepared_call_can_be_waited_for_again_after_an_interrupt)
 {
     team_options options = {.size = 2};
     team_run_both(&options, be_interrupted, NULL);
@@ -474,7 +474,7 @@ look_past_sleeper(team_rank *self)
     sum_fini(&one);
 }
 
-TEST(a_poll_does_not_prevent_the_wake_of_a_sleeper)
+TEST(polling_a_prepared_call_does_not_keep_a_sleeping_thread_from_waking)
 {
     _Atomic int64_t started_ns = 0;
     team_options options = {.size = 2};
@@ -538,7 +538,7 @@ destroy_under_way(team_rank *self)
     CHECK(team_check_sum(self->group));
 }
 
-TEST(a_call_destroyed_while_pending_completes)
+TEST(a_prepared_call_destroyed_while_pending_still_completes)
 {
     static const size_t counts[] = {1, 50000};
     for (size_t i = 0; i < 2; i++) {
@@ -574,7 +574,7 @@ refuse(team_rank *self)
     CHECK(!dd_prepared_destroy(NULL, NULL, NULL));
 }
 
-TEST(invalid_standing_calls_are_refused)
+TEST(invalid_prepared_calls_are_refused)
 {
     team_options options = {.size = 1};
     team_run(&options, refuse, NULL);
@@ -619,7 +619,7 @@ be_recorded(team_rank *self)
     dd_recorder_group_release(group);
 }
 
-TEST(every_start_is_recorded)
+TEST(every_start_of_a_prepared_call_is_recorded)
 {
     dd_recorder *recorders[2];
     for (int i = 0; i < 2; i++) {

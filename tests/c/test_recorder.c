@@ -81,7 +81,7 @@ count_of(const char *text, const char *part)
 
 /* ---- the ring */
 
-TEST(a_record_goes_through_its_states)
+TEST(a_record_shows_that_its_call_is_scheduled_started_and_completed)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -112,7 +112,7 @@ TEST(a_record_goes_through_its_states)
     rig_close(&self);
 }
 
-TEST(the_ring_keeps_the_newest_and_ids_are_not_used_again)
+TEST(the_recorder_keeps_the_newest_records_and_never_reuses_an_id)
 {
     rig self;
     REQUIRE(rig_open(&self, 6)); /* fewer than the ring has slots */
@@ -134,7 +134,7 @@ TEST(the_ring_keeps_the_newest_and_ids_are_not_used_again)
     rig_close(&self);
 }
 
-TEST(capacity_0_records_nothing_but_counts)
+TEST(a_recorder_of_capacity_0_counts_calls_without_recording_them)
 {
     rig self;
     REQUIRE(rig_open(&self, 0));
@@ -149,7 +149,7 @@ TEST(capacity_0_records_nothing_but_counts)
     rig_close(&self);
 }
 
-TEST(a_reset_forgets_and_counts_entries_anew)
+TEST(a_reset_removes_all_records_and_restarts_their_count)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -166,7 +166,7 @@ TEST(a_reset_forgets_and_counts_entries_anew)
     rig_close(&self);
 }
 
-TEST(a_call_that_was_refused_leaves_no_trace)
+TEST(a_refused_call_is_removed_from_the_records)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -182,7 +182,7 @@ TEST(a_call_that_was_refused_leaves_no_trace)
     rig_close(&self);
 }
 
-TEST(only_the_first_end_counts)
+TEST(only_the_first_reported_end_of_a_call_is_recorded)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -204,7 +204,7 @@ TEST(only_the_first_end_counts)
     rig_close(&self);
 }
 
-TEST(the_oldest_of_many_failures_lose_their_texts)
+TEST(the_error_texts_of_the_oldest_of_many_failures_are_dropped)
 {
     rig self;
     REQUIRE(rig_open(&self, 64));
@@ -223,7 +223,7 @@ TEST(the_oldest_of_many_failures_lose_their_texts)
 
 /* ---- tensors */
 
-TEST(stacked_tensors_are_recorded_by_their_count)
+TEST(a_stacked_output_is_recorded_as_one_tensor_with_one_more_dimension)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -244,7 +244,7 @@ TEST(stacked_tensors_are_recorded_by_their_count)
     rig_close(&self);
 }
 
-TEST(tensors_that_do_not_fit_are_counted)
+TEST(tensors_that_do_not_fit_into_a_record_are_counted)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -272,7 +272,7 @@ TEST(tensors_that_do_not_fit_are_counted)
     rig_close(&self);
 }
 
-TEST(messages_name_both_ranks)
+TEST(records_of_messages_name_both_ranks)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -303,7 +303,7 @@ add_group(dd_recorder *recorder, const char *name)
     return group;
 }
 
-TEST(a_released_group_stays_while_it_has_records)
+TEST(a_released_group_stays_in_dumps_while_it_has_records)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -329,7 +329,7 @@ TEST(a_released_group_stays_while_it_has_records)
     rig_close(&self);
 }
 
-TEST(groups_are_renamed_and_names_are_any_bytes)
+TEST(groups_can_be_renamed_and_names_may_have_any_bytes)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -354,7 +354,7 @@ TEST(groups_are_renamed_and_names_are_any_bytes)
     rig_close(&self);
 }
 
-TEST(the_configuration_has_the_newest_group_of_a_name)
+TEST(a_dump_describes_the_newest_of_two_groups_with_the_same_name)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -367,7 +367,7 @@ TEST(the_configuration_has_the_newest_group_of_a_name)
     rig_close(&self);
 }
 
-TEST(the_status_of_a_group_has_its_progress)
+TEST(the_status_of_a_group_has_its_last_called_and_completed_operation)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -392,7 +392,7 @@ TEST(the_status_of_a_group_has_its_progress)
 
 /* ---- alarms */
 
-TEST(the_first_alarm_of_a_group_counts)
+TEST(only_the_first_alarm_of_a_group_is_reported)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -411,7 +411,7 @@ TEST(the_first_alarm_of_a_group_counts)
     rig_close(&self);
 }
 
-TEST(the_oldest_alarms_are_dropped)
+TEST(the_oldest_of_too_many_alarms_are_dropped)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -440,7 +440,7 @@ begin_message(dd_recorder_group *group)
     return dd_recorder_begin(group, &call);
 }
 
-TEST(messages_have_numbers_of_their_own)
+TEST(messages_and_collectives_are_numbered_separately)
 {
     rig self;
     REQUIRE(rig_open(&self, 8));
@@ -520,7 +520,7 @@ check_entries(const char *text)
     }
 }
 
-TEST(a_dump_is_whole_while_others_write)
+TEST(a_dump_is_valid_while_other_threads_record_calls)
 {
     storm self = {.nleft = WRITERS, .rounds = 4000};
     REQUIRE(rig_open(&self.rig, 16));
@@ -555,7 +555,7 @@ TEST(a_dump_is_whole_while_others_write)
     rig_close(&self.rig);
 }
 
-TEST(threads_have_names)
+TEST(records_have_the_name_of_the_calling_thread)
 {
     storm self = {.nleft = 1, .rounds = 1};
     REQUIRE(rig_open(&self.rig, 16));
@@ -570,7 +570,7 @@ TEST(threads_have_names)
 }
 
 /* The ring has one slot, and the thread that writes it never runs again. */
-TEST(a_slot_whose_writer_is_stopped_is_skipped)
+TEST(a_record_that_a_stopped_thread_is_writing_is_not_overwritten)
 {
     rig self;
     REQUIRE(rig_open(&self, 1));
@@ -595,7 +595,7 @@ static const dd_call_site frames_of_stack[] = {
     {.function = "step", .file = "train.py", .line = 4},
     {.function = "main", .file = "start.py", .line = 6}};
 
-TEST(a_stack_is_stored_once)
+TEST(the_same_call_stack_is_stored_only_once)
 {
     dd_call_sites *sites;
     REQUIRE_OK(dd_call_sites_create(8, &sites, check_err()));
@@ -622,7 +622,7 @@ TEST(a_stack_is_stored_once)
     dd_call_sites_destroy(sites);
 }
 
-TEST(a_table_without_memory_is_not_full)
+TEST(a_table_of_call_stacks_can_be_extended_after_a_failed_allocation)
 {
     dd_call_sites *sites;
     REQUIRE_OK(dd_call_sites_create(8, &sites, check_err()));
@@ -636,7 +636,7 @@ TEST(a_table_without_memory_is_not_full)
     dd_call_sites_destroy(sites);
 }
 
-TEST(a_full_table_reports_it)
+TEST(a_full_table_of_call_stacks_reports_that_it_is_full)
 {
     dd_call_sites *sites;
     REQUIRE_OK(dd_call_sites_create(1, &sites, check_err()));
@@ -652,7 +652,7 @@ TEST(a_full_table_reports_it)
 
 /* ---- files and allocation failures */
 
-TEST(a_file_is_replaced_and_its_folders_are_made)
+TEST(writing_a_dump_replaces_the_file_and_creates_its_folders)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -688,7 +688,7 @@ TEST(a_file_is_replaced_and_its_folders_are_made)
 
 /* In a folder that other users can write to: files that they have created are replaced, and never
  * written through. */
-TEST(a_file_is_of_its_user_and_follows_no_link)
+TEST(a_dump_file_is_private_and_not_written_through_a_link)
 {
     rig self;
     REQUIRE(rig_open(&self, 4));
@@ -752,7 +752,7 @@ use_recorder(void)
 /* Every process that starts pays for the pages that it touches. Memory from the heap must be
  * cleared if it was in use before. Sanitizers touch pages of their own for mappings. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST(tables_are_not_touched_before_they_are_used)
+TEST(creating_a_recorder_touches_few_pages_of_memory)
 {
     struct rusage before;
     struct rusage after;
@@ -765,7 +765,7 @@ TEST(tables_are_not_touched_before_they_are_used)
 }
 #endif
 
-TEST(out_of_memory_is_an_error)
+TEST(the_recorder_returns_an_error_when_allocations_fail)
 {
     long count = 0;
     for (; count < 100; count++) {

@@ -113,48 +113,48 @@ TEST(collectives_of_one_rank_are_correct)
                NULL); /* small arrays are copied immediately, large ones by plans */
 }
 
-TEST(two_ranks_of_one_host_use_the_arena)
+TEST(two_ranks_of_one_host_use_shared_memory)
 {
     check_team((run_team_options){.nranks = 2}, "arena");
 }
 
-TEST(three_ranks_of_one_host_use_the_arena)
+TEST(three_ranks_of_one_host_use_shared_memory)
 {
     check_team((run_team_options){.nranks = 3}, "arena");
 }
 
-TEST(two_hosts_of_one_rank_give_correct_results)
+TEST(collectives_of_two_hosts_with_one_rank_each_are_correct)
 {
     check_team((run_team_options){.nranks = 2, .host_of = {0, 1}}, "");
 }
 
-TEST(two_hosts_of_two_ranks_use_arena_and_links)
+TEST(two_hosts_with_two_ranks_each_use_shared_memory_and_messages)
 {
     check_team((run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, "arena+");
 }
 
-TEST(interleaved_hosts_use_arena_and_links)
+TEST(ranks_that_alternate_between_hosts_use_shared_memory_and_messages)
 {
     check_team((run_team_options){.nranks = 4, .host_of = {0, 1, 0, 1}, .segment_nbytes = 1024}, "arena+");
 }
 
-TEST(uneven_hosts_use_the_arena)
+TEST(hosts_with_different_numbers_of_ranks_use_shared_memory)
 {
     check_team((run_team_options){.nranks = 6, .host_of = {0, 1, 1, 0, 2, 1}}, "arena");
 }
 
-TEST(flat_collectives_over_shared_memory_are_correct)
+TEST(flat_algorithms_over_shared_memory_are_correct)
 {
     check_team((run_team_options){.nranks = 3, .selection = "flat", .segment_nbytes = 4096}, "");
 }
 
-TEST(flat_collectives_over_two_hosts_use_the_chosen_ring)
+TEST(flat_algorithms_over_two_hosts_use_the_chosen_ring)
 {
     check_team((run_team_options){.nranks = 4, .host_of = {0, 1, 0, 1}, .selection = "flat,all_reduce=ring"},
                "ring");
 }
 
-TEST(flat_collectives_of_eight_ranks_are_correct)
+TEST(flat_algorithms_of_eight_ranks_are_correct)
 {
     check_team((run_team_options){.nranks = 8, .host_of = {0, 0, 1, 1, 2, 2, 3, 3}, .selection = "flat"}, "");
 }
@@ -162,7 +162,7 @@ TEST(flat_collectives_of_eight_ranks_are_correct)
 static const size_t large_counts[] = {700001, 2500000};
 
 /* Several pieces and segments, and rendezvous messages. */
-TEST(large_arrays_over_hosts_give_correct_results)
+TEST(collectives_of_large_arrays_between_hosts_are_correct)
 {
     sweep all = {.counts = large_counts, .ncounts = 2, .ways = "arena+"};
     run_team_options options = {.nranks = 4, .host_of = {0, 0, 1, 1}};
@@ -193,7 +193,7 @@ add_many(run_member *self)
     }
 }
 
-TEST(small_collectives_in_a_row_are_correct)
+TEST(many_small_collectives_in_a_row_are_correct)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, add_many, NULL);
     run_team_do(&(run_team_options){.nranks = 2}, add_many, NULL);
@@ -250,7 +250,7 @@ chain_barriers(run_member *self)
     CHECK(self->run->phase == DD_RUN_IDLE);
 }
 
-TEST(the_next_is_started_from_on_done)
+TEST(a_collective_can_be_started_from_the_completion_callback_of_another)
 {
     run_team_do(&(run_team_options){.nranks = 1}, chain_barriers, NULL);
     run_team_do(&(run_team_options){.nranks = 2}, chain_barriers, NULL);
@@ -305,12 +305,12 @@ run_short_of_memory(run_member *self)
     run_team_meet(self);
 }
 
-TEST(a_call_completes_after_starts_without_memory_have_failed)
+TEST(a_collective_completes_after_attempts_whose_allocations_failed)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, run_short_of_memory, NULL);
 }
 
-TEST(creating_a_run_without_memory_fails)
+TEST(preparing_to_run_collectives_returns_an_error_when_allocations_fail)
 {
     dd_topology topology;
     REQUIRE_OK(dd_topology_init(&topology, 0, 3, (const int[]){0, 1, 1}, check_err()));
@@ -370,7 +370,7 @@ wait_for_no_rank(run_member *self)
     run_team_meet(self);
 }
 
-TEST(cancelling_ends_a_run_that_waits_for_ranks)
+TEST(cancelling_ends_a_collective_that_waits_for_other_ranks)
 {
     run_team_do(&(run_team_options){.nranks = 3}, wait_for_no_rank, NULL);
     run_team_do(&(run_team_options){.nranks = 3, .selection = "flat"}, wait_for_no_rank, NULL);
@@ -403,7 +403,7 @@ wait_for_other_host(run_member *self)
     run_team_meet(self);
 }
 
-TEST(cancelling_ends_a_run_that_waits_for_another_host)
+TEST(cancelling_ends_a_collective_that_waits_for_another_host)
 {
     run_team_do(&(run_team_options){.nranks = 4, .host_of = {0, 0, 1, 1}}, wait_for_other_host, NULL);
 }
@@ -465,7 +465,7 @@ send_too_much(run_member *self)
     run_team_meet(self);
 }
 
-TEST(blocks_that_do_not_fit_are_a_mismatch)
+TEST(blocks_of_different_sizes_are_a_mismatch)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, send_too_much, NULL);
 }
@@ -491,7 +491,7 @@ lose_the_last(run_member *self)
     }
 }
 
-TEST(an_abort_of_a_rank_that_dies_is_reported)
+TEST(an_abort_is_reported_even_if_the_aborting_rank_then_dies)
 {
     run_team_do(&(run_team_options){.nranks = 2, .host_of = {0, 1}}, lose_the_last, NULL);
     run_team_do(&(run_team_options){.nranks = 3, .host_of = {0, 1, 2}}, lose_the_last, NULL);

@@ -89,7 +89,7 @@ check_passage(stream *self, size_t nbytes, size_t most, unsigned seed)
     free(received);
 }
 
-TEST(bytes_arrive_as_they_were_sent)
+TEST(bytes_on_an_encrypted_connection_arrive_as_they_were_sent)
 {
     FOR_EACH_CIPHER(cipher)
     {
@@ -121,7 +121,7 @@ send_whole(stream *self, const void *data, size_t nbytes)
     return (size_t)(after - before);
 }
 
-TEST(lengths_are_hidden)
+TEST(encryption_hides_the_exact_length_of_messages)
 {
     static const uint8_t zeros[9000];
     stream s;
@@ -136,7 +136,7 @@ TEST(lengths_are_hidden)
     close_stream(&s);
 }
 
-TEST(a_full_record_is_not_padded)
+TEST(a_full_encrypted_record_has_no_padding)
 {
     static const uint8_t zeros[DD_SEAL_BULK_RECORD];
     stream s;
@@ -145,7 +145,7 @@ TEST(a_full_record_is_not_padded)
     close_stream(&s);
 }
 
-TEST(sealed_bytes_do_not_contain_the_text)
+TEST(encrypted_bytes_do_not_contain_the_plain_text)
 {
     char wire[512];
     static const char text[] = "a marker that is easily found, a marker that is easily found";
@@ -204,7 +204,7 @@ receive_wire(stream *self, const uint8_t *bytes, size_t nbytes, size_t *ngood)
     return io;
 }
 
-TEST(sealed_records_are_accepted)
+TEST(unchanged_encrypted_records_are_accepted)
 {
     wire w;
     stream s;
@@ -215,7 +215,7 @@ TEST(sealed_records_are_accepted)
     close_stream(&s);
 }
 
-TEST(every_bit_on_the_wire_is_checked)
+TEST(an_encrypted_record_with_any_changed_bit_is_refused)
 {
     for (size_t bit = 0;; bit++) {
         wire w;
@@ -254,7 +254,7 @@ check_order(const int *order, int count, size_t ngood_expected)
     close_stream(&s);
 }
 
-TEST(records_out_of_order_are_refused)
+TEST(repeated_omitted_or_swapped_encrypted_records_are_refused)
 {
     check_order((int[]){0, 0}, 2, 9); /* repeated */
     check_order((int[]){1}, 1, 0);    /* omitted */
@@ -263,7 +263,7 @@ TEST(records_out_of_order_are_refused)
 }
 
 /* Records sent back to their own sender must be rejected. */
-TEST(a_reflection_is_refused)
+TEST(encrypted_records_sent_back_to_their_sender_are_refused)
 {
     wire w;
     stream s;
@@ -275,7 +275,7 @@ TEST(a_reflection_is_refused)
     close_stream(&s);
 }
 
-TEST(random_bytes_are_refused)
+TEST(random_bytes_on_an_encrypted_connection_are_refused)
 {
     unsigned seed = 1;
     for (int round = 0; round < 2000; round++) {
@@ -302,7 +302,7 @@ TEST(random_bytes_are_refused)
 
 /* ---- keys and allocation failures */
 
-TEST(keys_are_rotated)
+TEST(the_encryption_key_changes_after_many_records)
 {
     stream s;
     REQUIRE(open_stream(DD_CIPHER_AES_256_GCM, DD_SEAL_SPARSE, &s));
@@ -318,7 +318,7 @@ TEST(keys_are_rotated)
 }
 
 /* The receiver skips a record exactly at the change of keys, and must reject the next ones. */
-TEST(an_old_key_is_refused_after_the_rotation)
+TEST(records_encrypted_with_an_old_key_are_refused)
 {
     stream s;
     char byte = 0;
@@ -337,7 +337,7 @@ TEST(an_old_key_is_refused_after_the_rotation)
     close_stream(&s);
 }
 
-TEST(without_memory_it_fails_and_leaves_nothing)
+TEST(an_encrypted_connection_leaks_nothing_when_allocations_fail)
 {
     for (long n = 0; n < 40; n++) {
         stream s;

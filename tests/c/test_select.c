@@ -15,7 +15,7 @@ choose(const char *text, dd_select_query query)
 
 /* Every query has an answer that is possible, belongs to that collective, and has a segment size
  * that plans accept. */
-TEST(every_query_has_an_answer)
+TEST(an_algorithm_is_selected_for_every_collective_and_size)
 {
     const size_t sizes[] = {0, 1, 100, 4096, 4097, 1 << 16, 1 << 20, (size_t)1 << 30, (size_t)1 << 40};
     dd_selection selection;
@@ -37,7 +37,7 @@ TEST(every_query_has_an_answer)
     }
 }
 
-TEST(the_table_selects_by_size_and_ranks)
+TEST(the_selected_algorithm_depends_on_size_and_number_of_ranks)
 {
     dd_select_query query = {.coll = DD_COLL_ALL_REDUCE, .nranks = 4, .nbytes = 8, .is_even = true};
     CHECK(strcmp(choose("", query), "exchange") == 0);
@@ -53,7 +53,7 @@ TEST(the_table_selects_by_size_and_ranks)
     CHECK(strcmp(choose("", query), "ring") == 0);
 }
 
-TEST(overrides_replace_the_selection_where_they_fit)
+TEST(a_requested_algorithm_is_used_if_it_supports_the_call)
 {
     dd_select_query query = {.coll = DD_COLL_ALL_REDUCE, .nranks = 4, .nbytes = 8, .is_even = true};
     CHECK(strcmp(choose("all_reduce=ring", query), "ring") == 0);
@@ -65,7 +65,7 @@ TEST(overrides_replace_the_selection_where_they_fit)
     CHECK(strcmp(choose("all_to_all=bruck", query), "pairwise") == 0);
 }
 
-TEST(flat_is_parsed_as_an_option)
+TEST(the_word_flat_in_the_setting_is_parsed_as_an_option)
 {
     dd_selection selection;
     REQUIRE_OK(dd_selection_parse("broadcast=chain,flat", &selection, check_err()));
@@ -75,7 +75,7 @@ TEST(flat_is_parsed_as_an_option)
     CHECK(selection.forced[DD_COLL_BROADCAST] == NULL);
 }
 
-TEST(unknown_names_are_refused_with_the_valid_names)
+TEST(unknown_names_of_algorithms_are_refused_with_a_list_of_valid_ones)
 {
     dd_selection selection = {.is_flat = true};
     CHECK_STATUS(dd_selection_parse("all_reduce=fast", &selection, check_err()), DD_INVALID_ARGUMENT);

@@ -26,7 +26,7 @@ measure(int fd)
     return dd_shared_memory_measure(fd, &nbytes, NULL) == DD_OK ? nbytes : 0;
 }
 
-TEST(the_size_of_shared_memory_is_sealed)
+TEST(the_size_of_shared_memory_cannot_be_changed)
 {
     int fd = -1;
     REQUIRE_OK(dd_shared_memory_create("test", 12345, &fd, check_err()));

@@ -361,7 +361,7 @@ run_store(wire_fault_outcome *out)
     CHECK_INT(count_fds(), nfds);
 }
 
-TEST(calls_succeed_without_faults)
+TEST(store_calls_succeed_without_injected_faults)
 {
     CHECK(wire_fault_run_without(run_store) > 4 * VALUE_MAX);
 }
@@ -396,12 +396,12 @@ check_words(size_t after, bool is_noticed_by_server)
     dd_tcp_server_release(server);
 }
 
-TEST(errors_name_both_ends_where_the_server_has_noticed)
+TEST(an_error_that_the_server_noticed_names_both_ends_of_the_connection)
 {
     check_words(RECORD_NBYTES / 2, true);
 }
 
-TEST(errors_name_both_ends_where_the_client_has_noticed)
+TEST(an_error_that_the_client_noticed_names_both_ends_of_the_connection)
 {
     check_words(RECORD_NBYTES + RECORD_NBYTES / 2, false);
 }

@@ -15,7 +15,7 @@
 
 /* ---- libcuda */
 
-TEST(a_stream_works_while_the_host_goes_on)
+TEST(a_stream_runs_while_the_host_continues)
 {
     load_cuda();
     use_device(0);
@@ -70,7 +70,7 @@ TEST(an_event_covers_work_enqueued_before_its_record)
     CU(cuStreamDestroy(second));
 }
 
-TEST(the_legacy_stream_and_blocking_ones_wait_for_each_other)
+TEST(the_legacy_stream_and_blocking_streams_wait_for_each_other)
 {
     load_cuda();
     use_device(0);
@@ -167,7 +167,7 @@ TEST(a_capture_includes_streams_ordered_after_it)
     check_no_cuda_left();
 }
 
-TEST(a_query_invalidates_a_global_capture)
+TEST(querying_an_event_invalidates_a_stream_capture_in_global_mode)
 {
     load_cuda();
     use_device(0);
@@ -202,7 +202,7 @@ TEST(a_query_invalidates_a_global_capture)
 #define INVALID_PTX 218
 #define NOT_FOUND 500
 
-TEST(modules_are_checked)
+TEST(loading_an_invalid_cuda_module_fails)
 {
     load_cuda();
     dd_cuda_module module;
@@ -229,7 +229,7 @@ launch_kernel(dd_cuda_function function, unsigned grid, unsigned block, dd_cuda_
     return cuda.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, params, NULL);
 }
 
-TEST(launches_are_checked)
+TEST(launching_a_kernel_with_wrong_arguments_fails)
 {
     load_cuda();
     use_device(1);
@@ -352,7 +352,7 @@ run_messages(member *self)
     free_memory(data);
 }
 
-TEST(messages_of_a_group_go_together)
+TEST(messages_between_group_start_and_group_end_are_sent_together)
 {
     load_nccl("2.27.3");
     nccl.dd_stub_slow_launches(20);
@@ -408,7 +408,7 @@ run_children(member *self)
     }
 }
 
-TEST(children_of_a_communicator_work)
+TEST(communicators_derived_from_another_one_work)
 {
     load_nccl("2.32.3");
     run_team(4, 1, run_children);
@@ -429,7 +429,7 @@ run_missing(member *self)
     }
 }
 
-TEST(a_kernel_hangs_until_its_communicator_is_aborted)
+TEST(a_kernel_that_waits_for_a_missing_rank_hangs_until_the_abort)
 {
     load_nccl("2.18.1");
     run_team(3, 1, run_missing);
@@ -468,7 +468,7 @@ open_soon(void *arg)
     return NULL;
 }
 
-TEST(freeing_waits_for_the_whole_device)
+TEST(freeing_memory_waits_for_the_whole_device)
 {
     load_cuda();
     use_device(0);
@@ -516,7 +516,7 @@ run_late(member *self)
     free_memory(data);
 }
 
-TEST(a_first_collective_waits_on_the_host)
+TEST(the_first_collective_blocks_the_host_until_all_ranks_call)
 {
     load_nccl("2.22.3");
     run_team(2, 1, run_late);
@@ -553,7 +553,7 @@ run_late_messages(member *self)
     }
 }
 
-TEST(a_first_message_waits_on_the_host)
+TEST(the_first_message_blocks_the_host_until_the_peer_calls)
 {
     load_nccl("2.18.1"); /* any version would do */
     run_team(2, 1, run_late_messages);
@@ -576,7 +576,7 @@ run_early_message(member *self)
     free_memory(data);
 }
 
-TEST(a_second_message_does_not_wait)
+TEST(the_second_message_does_not_block_the_host)
 {
     load_nccl("2.18.1");
     run_team(2, 1, run_early_message);
@@ -598,7 +598,7 @@ run_early(member *self)
     free_memory(data);
 }
 
-TEST(a_first_collective_does_not_wait_if_connections_exist)
+TEST(the_first_collective_does_not_block_the_host_if_connections_exist)
 {
     load_nccl("2.22.3");
     setenv("NCCL_RUNTIME_CONNECT", "0", 1);
@@ -649,7 +649,7 @@ run_notified_alone(member *self)
     }
 }
 
-TEST(an_abort_in_a_group_ends_a_call_first)
+TEST(an_abort_between_group_start_and_end_first_ends_a_call_in_progress)
 {
     load_nccl("2.32.3");
     run_team(2, 1, run_notified_alone);
@@ -672,7 +672,7 @@ run_live_graph(member *self)
     free_memory(data);
 }
 
-TEST(a_live_graph_keeps_a_communicator)
+TEST(finalizing_a_communicator_waits_until_its_cuda_graphs_are_destroyed)
 {
     load_nccl("2.32.3");
     run_team(1, 1, run_live_graph);
@@ -691,7 +691,7 @@ run_suspend_late(member *self)
     NC(ncclCommResume(self->comm));
 }
 
-TEST(suspending_waits_for_all_ranks)
+TEST(suspending_a_communicator_waits_for_all_ranks)
 {
     load_nccl("2.32.3");
     run_team(2, 1, run_suspend_late);
@@ -709,7 +709,7 @@ run_spoiling_end(member *self)
     CU(cuStreamDestroy(other));
 }
 
-TEST(the_end_of_a_communicator_spoils_a_capture)
+TEST(destroying_a_communicator_invalidates_a_stream_capture_in_global_mode)
 {
     load_nccl("2.32.3");
     run_team(1, 1, run_spoiling_end);
@@ -727,7 +727,7 @@ run_private(member *self)
     CU(cuStreamSynchronize(self->stream));
 }
 
-TEST(memory_of_a_private_pool_is_not_for_peers)
+TEST(collectives_refuse_memory_of_a_pool_that_peers_cannot_read)
 {
     load_nccl("2.32.3");
     run_team(1, 1, run_private);
@@ -748,7 +748,7 @@ run_mismatch(member *self)
     free_memory(data);
 }
 
-TEST(counts_that_differ_hang)
+TEST(an_all_reduce_of_different_counts_hangs)
 {
     load_nccl("2.30.7");
     run_team(2, 1, run_mismatch);
@@ -776,7 +776,7 @@ run_captured(member *self)
     free_memory(data);
 }
 
-TEST(captured_collectives_run_with_their_graph)
+TEST(collectives_captured_in_a_cuda_graph_run_when_it_is_launched)
 {
     load_nccl("2.24.3");
     run_team(2, 1, run_captured);
@@ -832,7 +832,7 @@ init_alone(void *arg)
     return NULL;
 }
 
-TEST(host_calls_block_until_they_are_released)
+TEST(a_call_that_was_told_to_hang_continues_once_it_is_released)
 {
     load_nccl("2.23.4");
     dd_nccl_comm_handle comm = NULL;
@@ -876,7 +876,7 @@ TEST(ranks_of_two_processes_form_a_communicator)
     CHECK_INT(status, 0);
 }
 
-TEST(each_version_exports_its_functions)
+TEST(each_stub_exports_the_functions_of_its_nccl_version)
 {
     static const struct {
         const char *text;
@@ -896,7 +896,7 @@ TEST(each_version_exports_its_functions)
     }
 }
 
-TEST(configurations_are_checked)
+TEST(invalid_communicator_configurations_are_refused)
 {
     load_nccl("2.30.7");
     use_device(0);
@@ -924,7 +924,7 @@ TEST(configurations_are_checked)
     NC(ncclCommDestroy(comms[1]));
 }
 
-TEST(faults_are_injected_by_the_environment)
+TEST(faults_can_be_injected_by_an_environment_variable)
 {
     setenv("DLDIST_STUB_FAULTS", "fail ncclGetUniqueId 1 3 from outside; fail cuInit 0 100", 1);
     load_nccl("2.31.2");
@@ -952,7 +952,7 @@ leave_while_waiting(void)
     exit(check_failures() > 0);
 }
 
-TEST(a_process_that_ends_while_it_waits_leaves_no_file)
+TEST(a_process_that_exits_while_it_waits_leaves_no_temporary_file)
 {
     char folder[] = "/tmp/dldist-stubs-XXXXXX";
     REQUIRE(mkdtemp(folder) != NULL);

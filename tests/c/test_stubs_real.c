@@ -68,7 +68,7 @@ TEST(the_last_error_is_the_last_warning_of_the_process)
     check_last_error("NET/IB : no device found");
 }
 
-TEST(a_successful_init_warns_of_gdrcopy_since_2_32)
+TEST(a_successful_init_warns_of_gdrcopy_since_nccl_2_32)
 {
     load_nccl("2.32.3");
     dd_nccl_comm_handle comm = make_alone(0);
@@ -106,7 +106,7 @@ check_after_mistake(int blocking)
     CU(cuStreamDestroy(stream));
 }
 
-TEST(a_wrong_argument_spoils_a_communicator_that_does_not_block)
+TEST(a_wrong_argument_makes_a_nonblocking_communicator_unusable)
 {
     load_nccl("2.27.3");
     check_after_mistake(1);
@@ -114,7 +114,7 @@ TEST(a_wrong_argument_spoils_a_communicator_that_does_not_block)
     CHECK_INT(nccl.dd_stub_bad_uses(), 0);
 }
 
-TEST(a_fault_of_an_operation_spoils_a_communicator_that_does_not_block)
+TEST(a_failed_operation_makes_a_nonblocking_communicator_unusable)
 {
     load_nccl("2.30.7");
     dd_nccl_comm_handle comm = make_alone(0);
@@ -128,7 +128,7 @@ TEST(a_fault_of_an_operation_spoils_a_communicator_that_does_not_block)
     free_memory(data);
 }
 
-TEST(a_wrong_argument_spoils_all_of_its_group)
+TEST(a_wrong_argument_makes_all_communicators_of_one_group_call_unusable)
 {
     load_nccl("2.32.3");
     dd_nccl_comm_handle comm = make_alone(0);
@@ -146,7 +146,7 @@ TEST(a_wrong_argument_spoils_all_of_its_group)
     free_memory(data);
 }
 
-TEST(a_refused_registration_spoils_nothing)
+TEST(a_refused_registration_leaves_the_communicator_usable)
 {
     load_nccl("2.30.7");
     dd_nccl_comm_handle comm = make_alone(0);
@@ -156,7 +156,7 @@ TEST(a_refused_registration_spoils_nothing)
     NC(ncclCommDestroy(comm));
 }
 
-TEST(wrong_arguments_have_the_warnings_of_nccl)
+TEST(wrong_arguments_cause_the_same_warnings_as_in_nccl)
 {
     load_nccl("2.30.7");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -180,7 +180,7 @@ TEST(wrong_arguments_have_the_warnings_of_nccl)
     free_memory(data);
 }
 
-TEST(error_strings_are_the_long_ones)
+TEST(error_strings_are_the_long_texts_of_nccl)
 {
     load_nccl("2.18.1");
     static const struct {
@@ -202,7 +202,7 @@ TEST(error_strings_are_the_long_ones)
     }
 }
 
-TEST(null_for_a_result_is_an_error)
+TEST(a_null_pointer_for_a_result_is_an_error)
 {
     load_nccl("2.32.3");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -329,7 +329,7 @@ TEST(a_unique_id_of_zeros_is_an_internal_error)
 
 /* ---- calls that accept more than documented */
 
-TEST(a_split_takes_any_color)
+TEST(a_split_accepts_any_color)
 {
     load_nccl("2.27.3");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -353,7 +353,7 @@ TEST(a_communicator_of_one_rank_works_after_finalize)
     free_memory(data);
 }
 
-TEST(numbers_of_reductions_are_large)
+TEST(numbers_of_user_created_reductions_are_large)
 {
     load_nccl("2.24.3");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -398,14 +398,14 @@ check_plain_window(const char *version, dd_nccl_result expected)
     free_memory(data);
 }
 
-TEST(windows_of_plain_memory_are_refused_since_2_30)
+TEST(windows_of_plain_memory_are_refused_since_nccl_2_30)
 {
     check_plain_window("2.27.3", DD_NCCL_SUCCESS);
     check_plain_window("2.30.7", DD_NCCL_UNHANDLED_CUDA_ERROR);
     check_plain_window("2.32.3", DD_NCCL_UNHANDLED_CUDA_ERROR);
 }
 
-TEST(buffers_are_not_checked)
+TEST(an_operation_does_not_check_its_buffers)
 {
     load_nccl("2.30.7");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -428,7 +428,7 @@ TEST(buffers_are_not_checked)
     free_memory(data);
 }
 
-TEST(memory_of_no_bytes_is_null_and_can_be_registered)
+TEST(allocating_0_bytes_returns_null_and_0_bytes_can_be_registered)
 {
     load_nccl("2.32.3");
     dd_nccl_comm_handle comm = make_alone(1);
@@ -484,14 +484,14 @@ run_two_ends(member *self)
     free_memory(data);
 }
 
-TEST(the_first_rank_of_a_process_ends_without_waiting)
+TEST(destroying_the_first_communicator_of_a_process_does_not_wait)
 {
     load_nccl("2.27.3");
     setenv("NCCL_RUNTIME_CONNECT", "0", 1); /* else the first call waits on the host */
     run_team(2, 1, run_two_ends);
 }
 
-TEST(ends_take_half_a_second_on_demand)
+TEST(destroying_a_communicator_takes_half_a_second_on_request)
 {
     load_nccl("2.30.7");
     nccl.dd_stub_slow_ends(450);

@@ -161,7 +161,7 @@ run_early_wait(member *self)
     NC(ncclMemFree(data));
 }
 
-TEST(a_wait_lasts_until_the_signal_or_the_abort)
+TEST(a_wait_for_a_signal_ends_with_the_signal_or_with_an_abort)
 {
     load_nccl("2.30.7");
     run_team(2, 0, run_early_wait);
@@ -209,7 +209,7 @@ run_captured(member *self)
     free_window(self, &made);
 }
 
-TEST(graphs_contain_puts)
+TEST(puts_can_be_captured_in_a_cuda_graph)
 {
     load_nccl("2.32.3");
     run_team(2, 1, run_captured);
@@ -260,7 +260,7 @@ run_checks(member *self)
     free_window(self, &made);
 }
 
-TEST(one_sided_arguments_are_checked)
+TEST(wrong_arguments_of_one_sided_calls_are_refused)
 {
     load_nccl("2.31.2");
     run_team(2, 1, run_checks);

@@ -192,7 +192,7 @@ round_trip(const char *pattern, uint64_t repeats, uint64_t count, size_t head)
     dd_blob_fini(&message);
 }
 
-TEST(messages_survive_a_round_trip_cut_at_any_byte)
+TEST(messages_received_in_parts_are_decoded_as_they_were_encoded)
 {
     static const uint64_t counts[] = {0, 1, 2, 37};
     for (size_t i = 0; i < NOPS; i++) {
@@ -210,7 +210,7 @@ TEST(messages_survive_a_round_trip_cut_at_any_byte)
     }
 }
 
-TEST(values_repeat_for_each_key_of_the_request)
+TEST(a_reply_has_one_value_for_each_key_of_the_request)
 {
     static const uint64_t repeats[] = {0, 1, 2, 100};
     for (size_t i = 0; i < sizeof repeats / sizeof repeats[0]; i++) {
@@ -353,7 +353,7 @@ TEST(fields_have_the_documented_bytes_on_the_wire)
     dd_blob_fini(&message);
 }
 
-TEST(first_failure_of_a_writer_sticks)
+TEST(the_first_failure_of_a_message_writer_is_not_forgotten)
 {
     dd_blob message = {0};
     dd_tcp_writer writer;

@@ -84,7 +84,7 @@ expect_alive(dd_tcp_server *server)
 
 /* --- PyTorch's protocol ----------------------------------------------------------------------- */
 
-TEST(first_bytes_are_pytorchs)
+TEST(the_server_answers_the_first_bytes_of_a_pytorch_client)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_connect(dd_tcp_server_port(server));
@@ -131,7 +131,7 @@ TEST(values_are_set_appended_and_compared)
     dd_tcp_server_release(server);
 }
 
-TEST(checks_succeed_only_if_all_keys_exist)
+TEST(a_check_succeeds_only_if_all_keys_exist)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -148,7 +148,7 @@ TEST(checks_succeed_only_if_all_keys_exist)
     dd_tcp_server_release(server);
 }
 
-TEST(lists_contain_keys_but_no_queues)
+TEST(listing_keys_leaves_out_queues)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -356,7 +356,7 @@ flood(int fd, dd_tcp_server *server)
     dd_blob_fini(&reply);
 }
 
-TEST(unread_replies_are_limited)
+TEST(a_client_that_reads_no_replies_is_disconnected_at_a_limit)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -372,7 +372,7 @@ TEST(unread_replies_are_limited)
     dd_tcp_server_release(server);
 }
 
-TEST(all_replies_of_a_flood_arrive)
+TEST(all_replies_to_a_flood_of_requests_arrive)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -397,7 +397,7 @@ TEST(all_replies_of_a_flood_arrive)
 
 /* --- protocol violations ---------------------------------------------------------------------- */
 
-TEST(forbidden_bytes_end_only_their_connection)
+TEST(invalid_request_bytes_close_only_their_own_connection)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -427,7 +427,7 @@ TEST(forbidden_bytes_end_only_their_connection)
     dd_tcp_server_release(server);
 }
 
-TEST(a_parked_client_may_send_only_a_cancel)
+TEST(a_waiting_client_may_send_nothing_except_a_cancel)
 {
     dd_tcp_server *server = default_server();
     int fd = raw_open(dd_tcp_server_port(server));
@@ -439,7 +439,7 @@ TEST(a_parked_client_may_send_only_a_cancel)
     dd_tcp_server_release(server);
 }
 
-TEST(huge_lengths_do_not_allocate)
+TEST(a_request_that_announces_a_huge_length_allocates_no_memory)
 {
     static const long long lens[] = {1LL << 31, 1LL << 40, INT64_MAX, -1, -8};
     static const char *const heads[] = {"\3", "\6", "\1\1\0\0\0\0\0\0\0k",
@@ -468,7 +468,7 @@ TEST(huge_lengths_do_not_allocate)
     dd_tcp_server_release(server);
 }
 
-TEST(parked_clients_that_disconnect_are_removed)
+TEST(waiting_clients_that_disconnect_are_removed)
 {
     dd_tcp_server *server = default_server();
     int fds[20];
@@ -490,7 +490,7 @@ TEST(parked_clients_that_disconnect_are_removed)
     dd_tcp_server_release(server);
 }
 
-TEST(silent_connections_are_closed)
+TEST(silent_connections_are_closed_after_the_handshake_timeout)
 {
     dd_tcp_server_options options = raw_options();
     options.handshake_timeout_ns = 100 * DD_NS_PER_MS;
@@ -512,7 +512,7 @@ TEST(silent_connections_are_closed)
 
 /* Silent connections may use at most an eighth of the descriptors. Connections that have sent bytes
  * are not counted. */
-TEST(silent_connections_are_evicted)
+TEST(silent_connections_are_closed_if_they_use_too_many_descriptors)
 {
     enum { N = 100 };
     dd_tcp_server_options options = raw_options();
@@ -654,7 +654,7 @@ TEST(several_requests_wait_on_one_connection)
 }
 
 /* Many keys with one value: a request that waits for missing keys must also respect the limit. */
-TEST(values_too_large_together_are_refused)
+TEST(values_that_are_too_large_together_are_refused)
 {
     static char large[1001];
     memset(large, 'x', sizeof large - 1);
@@ -677,7 +677,7 @@ TEST(values_too_large_together_are_refused)
 }
 
 /* Several values are returned together once all exist; a cancelled request returns none. */
-TEST(values_waited_for_together_arrive_together)
+TEST(a_request_for_several_values_is_answered_once_all_of_them_exist)
 {
     dd_tcp_server *server = default_server();
     int fd = open_extended(dd_tcp_server_port(server));
@@ -701,7 +701,7 @@ TEST(values_waited_for_together_arrive_together)
 }
 
 /* Both sides must report a version mismatch. */
-TEST(another_version_is_refused)
+TEST(a_client_of_another_version_is_refused)
 {
     dd_tcp_server *server = default_server();
     for (unsigned version = DD_TCP_VERSION - 1; version <= DD_TCP_VERSION + 1; version += 2) {
@@ -750,7 +750,7 @@ be_challenged(uint16_t port, uint8_t nonce[DD_AUTH_NONCE_BYTES], uint8_t proof[D
     return fd;
 }
 
-TEST(secret_is_needed_for_everything)
+TEST(a_server_with_a_secret_refuses_every_request_without_it)
 {
     dd_tcp_server *server = secret_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -779,7 +779,7 @@ TEST(secret_is_needed_for_everything)
     dd_tcp_server_release(server);
 }
 
-TEST(secret_is_not_needed_by_own_torch_clients)
+TEST(torch_clients_of_the_servers_user_need_no_secret_if_permitted)
 {
     dd_tcp_server_options options = raw_options();
     options.secret = dd_bytes_of_string(secret_text);
@@ -805,7 +805,7 @@ TEST(secret_is_not_needed_by_own_torch_clients)
     dd_tcp_server_release(server);
 }
 
-TEST(only_a_fresh_correct_proof_is_accepted)
+TEST(only_a_correct_proof_made_for_this_connection_is_accepted)
 {
     dd_tcp_server_options options = raw_options();
     options.secret = dd_bytes_of_string(secret_text);
@@ -844,7 +844,7 @@ TEST(only_a_fresh_correct_proof_is_accepted)
 }
 
 /* A sealed hello followed by plain bytes, which an attacker may have inserted. */
-TEST(nothing_in_the_clear_follows_a_sealed_hello)
+TEST(plain_bytes_after_an_encrypted_hello_are_refused)
 {
     dd_tcp_server *server = secret_server();
     dd_blob hello = {0};
@@ -880,7 +880,7 @@ cpu_ns(void)
     return used.tv_sec * DD_NS_PER_S + used.tv_nsec;
 }
 
-TEST(a_server_without_descriptors_serves_its_clients)
+TEST(a_server_out_of_descriptors_still_serves_its_connected_clients)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -942,7 +942,7 @@ be_refused(uint16_t port)
     close(fd);
 }
 
-TEST(rejected_connections_name_the_limit_of_open_files)
+TEST(an_error_after_rejected_connections_names_the_limit_of_open_files)
 {
     dd_tcp_server *server = default_server();
     int files[512];
@@ -962,7 +962,7 @@ TEST(rejected_connections_name_the_limit_of_open_files)
 }
 
 /* The client may have the secret: the server has not checked it yet. */
-TEST(lack_of_descriptors_does_not_count_as_refusal)
+TEST(clients_rejected_for_lack_of_descriptors_do_not_count_as_refused)
 {
     dd_tcp_server *server = secret_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -1058,7 +1058,7 @@ TEST(values_are_kept_if_memory_runs_out_while_serving)
     dd_tcp_server_release(server);
 }
 
-TEST(item_stays_without_memory_for_the_reply)
+TEST(a_popped_item_stays_in_the_queue_if_the_reply_cannot_be_allocated)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -1088,7 +1088,7 @@ TEST(item_stays_without_memory_for_the_reply)
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-TEST(opening_without_memory_leaves_no_descriptors)
+TEST(opening_a_server_leaks_no_descriptors_when_allocations_fail)
 {
     dd_tcp_server_options options = raw_options();
     options.secret = BYTES("secret");
@@ -1108,7 +1108,7 @@ TEST(opening_without_memory_leaves_no_descriptors)
     CHECK_INT(status, DD_OK);
 }
 
-TEST(port_in_use_is_named)
+TEST(opening_a_server_on_a_port_in_use_names_the_port)
 {
     dd_tcp_server *server = default_server();
     dd_tcp_server_options options = raw_options();
@@ -1156,7 +1156,7 @@ has_ipv6(void)
     return is_there;
 }
 
-TEST(a_server_listens_only_on_its_host)
+TEST(a_server_listens_only_on_the_addresses_of_its_host)
 {
     static const char *const hosts[] = {"localhost", "", "*", "::", "0.0.0.0", "::1", "127.0.0.1"};
     static const bool is_v4[] = {true, true, true, true, true, false, true};
@@ -1185,7 +1185,7 @@ bound_socket(int type)
     return fd;
 }
 
-TEST(a_listening_socket_of_the_caller_is_validated_and_used)
+TEST(a_listening_socket_given_by_the_caller_is_validated_and_used)
 {
     dd_tcp_server *server = NULL;
     dd_wait wait = long_wait();
@@ -1219,7 +1219,7 @@ TEST(a_listening_socket_of_the_caller_is_validated_and_used)
     CHECK(fcntl(options.listen_fd, F_GETFD) < 0 && errno == EBADF);
 }
 
-TEST(listening_socket_without_a_port_gets_one)
+TEST(a_given_socket_that_is_not_bound_gets_a_port)
 {
     dd_tcp_server *server = NULL;
     dd_wait wait = long_wait();
@@ -1232,7 +1232,7 @@ TEST(listening_socket_without_a_port_gets_one)
 }
 
 /* If no thread can be started for lack of memory, the socket must still belong to the caller. */
-TEST(listening_socket_stays_after_a_failure)
+TEST(a_given_socket_stays_open_if_the_server_cannot_be_started)
 {
     dd_tcp_server *server = NULL;
     dd_wait wait = long_wait();
@@ -1253,7 +1253,7 @@ TEST(listening_socket_stays_after_a_failure)
     dd_tcp_server_release(server);
 }
 
-TEST(thousand_servers_leave_nothing)
+TEST(opening_and_closing_a_thousand_servers_leaks_nothing)
 {
     dd_tcp_server_release(default_server());
     int nfds = count_fds();
@@ -1269,7 +1269,7 @@ TEST(thousand_servers_leave_nothing)
     CHECK_INT(count_threads(), nthreads);
 }
 
-TEST(stopping_closes_the_connections_of_parked_clients)
+TEST(stopping_a_server_closes_the_connections_of_waiting_clients)
 {
     dd_tcp_server *server = default_server();
     int fds[3];
@@ -1287,7 +1287,7 @@ TEST(stopping_closes_the_connections_of_parked_clients)
     }
 }
 
-TEST(servers_are_shared_by_port)
+TEST(users_of_the_same_port_share_one_server)
 {
     dd_tcp_registry *registry = NULL;
     REQUIRE_OK(dd_tcp_registry_create(&registry, check_err()));
@@ -1331,7 +1331,7 @@ open_and_release(void *arg)
 
 /* An open while the last user releases the server must return the old server or a new one, and
  * never fail because the port is in use. */
-TEST(shared_servers_follow_each_other)
+TEST(a_shared_server_can_be_opened_while_its_last_user_releases_it)
 {
     dd_tcp_registry *registry = NULL;
     REQUIRE_OK(dd_tcp_registry_create(&registry, check_err()));
@@ -1354,7 +1354,7 @@ TEST(shared_servers_follow_each_other)
 
 /* --- joining ---------------------------------------------------------------------------------- */
 
-TEST(joined_clients_are_listed)
+TEST(clients_that_have_joined_are_listed_with_their_addresses)
 {
     dd_tcp_server *server = default_server();
     uint16_t port = dd_tcp_server_port(server);
@@ -1436,7 +1436,7 @@ on_order(tcp_handler *handler, uint32_t events)
     tcp_conn_close(DD_CONTAINER_OF(handler, closing_handler, handler)->victim, "by order");
 }
 
-TEST(event_of_a_closed_connection_is_ignored)
+TEST(a_pending_event_of_a_closed_connection_is_ignored)
 {
     dd_tcp_server *server = NULL;
     dd_tcp_server_options options = {.listen_fd = -1, .handshake_timeout_ns = DD_NEVER_NS};

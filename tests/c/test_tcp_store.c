@@ -244,7 +244,7 @@ one_check_at_deadline_zero(dd_store *store, world *where)
     dd_blob_fini(&value);
 }
 
-TEST(deadline_zero_is_one_check)
+TEST(a_call_with_a_timeout_of_zero_checks_once)
 {
     for_both(one_check_at_deadline_zero);
 }
@@ -413,7 +413,7 @@ pop_at_the_last_moment(dd_store *store, world *where)
     dd_store_release(pusher.store);
 }
 
-TEST(item_that_arrives_at_the_deadline_is_not_lost)
+TEST(a_queue_item_that_arrives_at_the_deadline_is_not_lost)
 {
     for_both(pop_at_the_last_moment);
 }
@@ -433,7 +433,7 @@ push_large(void *arg)
 }
 
 /* The deadline passes in the middle of a reply: the rest must still be received. */
-TEST(large_item_that_arrived_in_part_is_not_lost)
+TEST(a_large_queue_item_that_arrived_in_part_is_not_lost)
 {
     void *fixture;
     dd_store *store = open_unix(&fixture);
@@ -482,7 +482,7 @@ close_pair(tcp_store *store, int ends[2])
 }
 
 /* A pop is cancelled before its answer arrives: the item must be pushed back. */
-TEST(item_of_a_cancelled_pop_is_pushed_back)
+TEST(the_queue_item_of_a_cancelled_pop_is_pushed_back)
 {
     tcp_store store;
     int ends[2];
@@ -531,7 +531,7 @@ answer_by_halves(void *arg)
 }
 
 /* The same for every split: a part of the answer has arrived when the wait is cancelled. */
-TEST(half_an_answer_survives_a_cancelled_call)
+TEST(a_call_may_be_cancelled_after_a_part_of_its_answer_has_arrived)
 {
     for (size_t cut = 0; cut < 37; cut++) {
         tcp_store store;
@@ -553,7 +553,7 @@ TEST(half_an_answer_survives_a_cancelled_call)
 
 /* The answer to a cancelled request must be dropped when it arrives, and other requests must get
  * their own answers. */
-TEST(late_answers_are_dropped)
+TEST(late_answers_to_cancelled_requests_are_dropped)
 {
     tcp_store store;
     int ends[2];
@@ -703,7 +703,7 @@ TEST(calls_fail_if_the_server_stops)
     for_both(lose_the_server);
 }
 
-TEST(a_server_that_never_answers_is_a_timeout)
+TEST(connecting_to_a_server_that_never_answers_times_out)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t in_len = sizeof in;
@@ -725,7 +725,7 @@ TEST(a_server_that_never_answers_is_a_timeout)
     close(fd);
 }
 
-TEST(another_server_on_the_port_is_not_the_store)
+TEST(a_client_does_not_use_a_later_server_on_the_same_port)
 {
     dd_tcp_server_options options = raw_options();
     dd_tcp_server *server = raw_server(&options);
@@ -949,7 +949,7 @@ serve_version_1(void *arg)
     return NULL;
 }
 
-TEST(server_of_another_version_is_refused)
+TEST(a_server_of_another_version_is_refused)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t in_len = sizeof in;
@@ -1001,7 +1001,7 @@ has_looked_enough(void *ctx)
 }
 
 /* A client must retry often, however late its server is. */
-TEST(clients_keep_looking_for_a_late_server)
+TEST(clients_keep_trying_to_connect_to_a_late_server)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t in_len = sizeof in;
@@ -1022,7 +1022,7 @@ TEST(clients_keep_looking_for_a_late_server)
 }
 
 /* A client of this host must use the Unix socket of the server that listens on this address. */
-TEST(a_client_finds_the_server_at_its_address)
+TEST(a_client_of_this_host_uses_the_unix_socket_of_the_server_it_names)
 {
     dd_tcp_server_options options = raw_options();
     dd_tcp_server *servers[2] = {raw_server(&options)};
@@ -1050,7 +1050,7 @@ TEST(a_client_finds_the_server_at_its_address)
     dd_tcp_server_release(servers[1]);
 }
 
-TEST(joining_waits_for_the_world_size)
+TEST(opening_a_store_waits_until_all_clients_have_joined)
 {
     dd_tcp_server_options server_options = raw_options();
     dd_tcp_server *server = raw_server(&server_options);
@@ -1077,7 +1077,7 @@ TEST(joining_waits_for_the_world_size)
 
 /* --- limits ----------------------------------------------------------------------------------- */
 
-TEST(limits_of_the_server_are_named)
+TEST(a_request_over_a_limit_of_the_server_names_the_limit)
 {
     dd_tcp_server_options options = raw_options();
     options.limits = (dd_tcp_limits){16, 100, 3, 250};
@@ -1114,7 +1114,7 @@ TEST(limits_of_the_server_are_named)
 
 /* --- forks ------------------------------------------------------------------------------------ */
 
-TEST(forked_child_does_not_use_the_parents_store)
+TEST(a_forked_child_does_not_use_its_parents_store)
 {
     dd_tcp_server_options server_options = raw_options();
     dd_tcp_server *server = raw_server(&server_options);
@@ -1263,17 +1263,17 @@ without_memory(plain_proxy_mode mode)
     close(pipes[1]);
 }
 
-TEST(failed_allocations_are_survived_with_dldists_protocol)
+TEST(a_store_with_dldists_protocol_stays_usable_after_failed_allocations)
 {
     without_memory(PROXY_FAITHFUL);
 }
 
-TEST(failed_allocations_are_survived_with_pytorchs_protocol)
+TEST(a_store_with_pytorchs_protocol_stays_usable_after_failed_allocations)
 {
     without_memory(PROXY_PLAIN);
 }
 
-TEST(opening_without_memory_returns_an_error)
+TEST(opening_a_tcp_store_returns_an_error_when_allocations_fail)
 {
     dd_tcp_server_options server_options = raw_options();
     server_options.secret = BYTES("secret");

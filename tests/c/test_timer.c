@@ -53,7 +53,7 @@ TEST(timers_expire_in_order)
     CHECK_INT(dd_timer_set_next_ns(&self.set), 300);
 }
 
-TEST(timers_can_be_moved_and_cleared)
+TEST(a_timer_can_be_set_to_another_time_or_cleared)
 {
     clock_case self;
     case_init(&self, note_due);
@@ -83,7 +83,7 @@ meddle(dd_timer *timer)
     }
 }
 
-TEST(timers_that_a_callback_sets_wait_for_the_next_run)
+TEST(timers_set_by_a_callback_expire_in_the_next_run)
 {
     clock_case self;
     case_init(&self, meddle);

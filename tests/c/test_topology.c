@@ -31,7 +31,7 @@ TEST(hosts_are_numbered_by_their_lowest_ranks)
     dd_topology_fini(&topology);
 }
 
-TEST(a_rank_is_found_by_its_place)
+TEST(a_rank_is_found_by_its_host_and_its_index_on_the_host)
 {
     static const int host_of[] = {0, 1, 1, 0, 1};
     dd_topology topology;
@@ -47,7 +47,7 @@ TEST(a_rank_is_found_by_its_place)
     dd_topology_fini(&topology);
 }
 
-TEST(one_rank_is_a_host)
+TEST(a_single_rank_counts_as_one_host)
 {
     static const int host_of[] = {0};
     dd_topology topology;
@@ -69,7 +69,7 @@ TEST(invalid_ranks_are_refused)
     CHECK_STATUS(dd_topology_init(&topology, 0, 0, host_of, check_err()), DD_INVALID_ARGUMENT);
 }
 
-TEST(running_out_of_memory_leaves_nothing)
+TEST(creating_a_topology_leaks_nothing_when_allocations_fail)
 {
     static const int host_of[] = {0, 1, 0};
     dd_topology topology = {0};

@@ -51,7 +51,7 @@ call_some(team_rank *self)
     CHECK(team_check_sum(self->group)); /* the sum of FLOAT32 also uses the library */
 }
 
-TEST(nothing_is_left_of_a_group_that_ends_well)
+TEST(a_group_that_is_closed_releases_all_its_ucc_objects)
 {
     plain_ucc_reset();
     plain_ucc.nlooks_at_end = 3;
@@ -76,7 +76,7 @@ check_unopened(const char *words)
     CHECK_INT(dd_mem_count_blocks(), before);
 }
 
-TEST(unusable_libraries_are_refused)
+TEST(libraries_that_are_not_ucc_or_too_old_are_refused)
 {
     dd_dylib_search offset = {.explicit_path = DD_STUBS_DIR "/libcuda.so.1"};
     CHECK_STATUS(dd_ucc_open(&offset, &library, check_err()), DD_NOT_SUPPORTED);
@@ -90,7 +90,7 @@ TEST(unusable_libraries_are_refused)
     check_unopened("was built without support for several threads: got thread mode 0, expected 2");
 }
 
-TEST(libraries_that_do_not_start_are_refused)
+TEST(a_ucc_library_that_cannot_be_initialised_is_refused)
 {
     static const char *const functions[] = {"ucc_lib_config_read", "ucc_init_version", "ucc_lib_get_attr"};
     static const char *const names[] = {"ucc_lib_config_read", "ucc_init", "ucc_lib_get_attr"};
@@ -104,7 +104,7 @@ TEST(libraries_that_do_not_start_are_refused)
     }
 }
 
-TEST(opening_without_memory_leaves_nothing)
+TEST(opening_ucc_leaks_nothing_when_allocations_fail)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     long count = 0;
@@ -135,7 +135,7 @@ fail_to_be_carried(team_rank *self)
     team_rendezvous(self, "failed");
 }
 
-TEST(each_step_of_making_a_team_reports_its_failure)
+TEST(every_failed_step_of_creating_a_ucc_team_is_reported)
 {
     static const char *const functions[] = {"ucc_context_config_read", "ucc_context_config_modify",
                                             "ucc_context_create", "ucc_team_create_post",
@@ -152,7 +152,7 @@ TEST(each_step_of_making_a_team_reports_its_failure)
 }
 
 /* The other rank is inside an exchange of UCC, and reports the failure that the group has sent. */
-TEST(a_rank_in_an_exchange_reports_the_failure_of_the_other_rank)
+TEST(a_rank_that_waits_in_ucc_reports_the_failure_of_the_other_rank)
 {
     static const char name[] = "ucc_context_create";
     plain_ucc_reset();
@@ -171,7 +171,7 @@ wait_in_vain(team_rank *self)
     team_rendezvous(self, "too late");
 }
 
-TEST(a_team_that_is_never_created_times_out)
+TEST(creating_a_ucc_team_that_never_completes_times_out)
 {
     plain_ucc_reset();
     plain_ucc.has_no_end = true;
@@ -220,7 +220,7 @@ leave_an_exchange(team_rank *self)
     CHECK_CONTAINS(check_message(), "interrupted while UCC created a team");
 }
 
-TEST(an_interrupt_ends_an_exchange_and_aborts_the_group)
+TEST(interrupting_the_creation_of_a_ucc_team_aborts_the_group)
 {
     atomic_store(&is_enough, false);
     plain_ucc_reset();
@@ -256,7 +256,7 @@ exchange_without_memory(team_rank *self)
     plain_ucc_end_contexts();
 }
 
-TEST(creating_a_team_without_memory_leaves_nothing)
+TEST(creating_a_ucc_team_leaks_nothing_when_allocations_fail)
 {
     plain_ucc_reset();
     run(1, exchange_without_memory, NULL);
@@ -283,7 +283,7 @@ fail_in_a_call(team_rank *self)
     CHECK_STATUS(carry_sum_call(self, check_err()), DD_BACKEND);
 }
 
-TEST(failed_calls_fail_the_group)
+TEST(a_failed_ucc_call_fails_the_group)
 {
     static const plain_ucc_script scripts[] = {{.failing = "ucc_collective_init"},
                                                {.failing = "ucc_collective_post"},
@@ -307,7 +307,7 @@ abandon_call(team_rank *self)
     team_rendezvous(self, "too late");
 }
 
-TEST(a_call_that_does_not_end_is_left_in_the_library)
+TEST(a_ucc_call_that_does_not_end_is_not_freed)
 {
     plain_ucc_reset();
     plain_ucc.is_stuck = true;
@@ -336,7 +336,7 @@ leave_finished_call(team_rank *self)
     CHECK_INT(plain_ucc_live.ncontexts, 0);
 }
 
-TEST(a_call_that_is_done_leaves_nothing)
+TEST(abandoning_a_completed_ucc_call_frees_it)
 {
     plain_ucc_reset();
     run(1, leave_finished_call, NULL);
@@ -356,7 +356,7 @@ end_with_an_error(team_rank *self)
 }
 
 /* Destroying the context would close connections that other ranks still use. */
-TEST(a_team_that_does_not_end_keeps_its_context)
+TEST(the_context_of_a_ucc_team_that_cannot_be_destroyed_is_kept)
 {
     static const char *const functions[] = {"ucc_collective_post", "ucc_team_destroy"};
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {

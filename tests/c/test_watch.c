@@ -224,7 +224,7 @@ call(rig *r, int number, const char *name)
 
 /* ---- failures */
 
-TEST(a_failure_is_dumped_and_signalled)
+TEST(a_failure_writes_a_dump_and_notifies_the_other_ranks)
 {
     rig r;
     open_rig(&r, 2);
@@ -262,7 +262,7 @@ TEST(a_failure_is_dumped_and_signalled)
     close_rig(&r);
 }
 
-TEST(a_group_made_again_does_not_see_old_signals)
+TEST(a_group_created_again_ignores_notices_of_its_earlier_failure)
 {
     rig r;
     open_rig(&r, 2);
@@ -288,7 +288,7 @@ TEST(a_group_made_again_does_not_see_old_signals)
     close_rig(&r);
 }
 
-TEST(an_alarm_is_processed_before_its_group_is_removed)
+TEST(a_failure_is_processed_before_its_group_is_removed)
 {
     rig r;
     open_rig(&r, 2);
@@ -302,7 +302,7 @@ TEST(an_alarm_is_processed_before_its_group_is_removed)
     close_rig(&r);
 }
 
-TEST(disabled_dumps_and_signals_do_not_happen)
+TEST(a_failure_causes_no_dump_and_no_notice_if_both_are_disabled)
 {
     rig r;
     init_rig(&r, 2);
@@ -322,7 +322,7 @@ TEST(disabled_dumps_and_signals_do_not_happen)
     close_rig(&r);
 }
 
-TEST(failures_of_devices_are_dumped_even_if_others_are_not)
+TEST(failures_of_gpu_groups_can_be_dumped_without_dumps_of_other_failures)
 {
     rig r;
     init_rig(&r, 2);
@@ -343,7 +343,7 @@ TEST(failures_of_devices_are_dumped_even_if_others_are_not)
     close_rig(&r);
 }
 
-TEST(a_process_is_killed_only_if_enabled)
+TEST(a_failure_ends_the_process_only_if_this_is_enabled)
 {
     rig r;
     init_rig(&r, 2);
@@ -364,7 +364,7 @@ TEST(a_process_is_killed_only_if_enabled)
 
 /* ---- signals of other ranks are untrusted input */
 
-TEST(malformed_signals_are_reported)
+TEST(malformed_notices_in_the_store_are_reported)
 {
     rig r;
     open_rig(&r, 2);
@@ -376,7 +376,7 @@ TEST(malformed_signals_are_reported)
     close_rig(&r);
 }
 
-TEST(four_bytes_are_an_error_without_a_reason)
+TEST(a_failure_notice_of_only_four_bytes_has_no_reason)
 {
     rig r;
     open_rig(&r, 2);
@@ -390,7 +390,7 @@ TEST(four_bytes_are_an_error_without_a_reason)
 
 /* ---- dumps on request */
 
-TEST(a_dump_is_requested_by_the_process)
+TEST(the_process_itself_can_request_a_dump)
 {
     rig r;
     init_rig(&r, 1);
@@ -407,7 +407,7 @@ TEST(a_dump_is_requested_by_the_process)
     close_rig(&r);
 }
 
-TEST(a_dump_is_requested_by_the_pipe)
+TEST(a_dump_can_be_requested_through_a_named_pipe)
 {
     rig r;
     char path[128];
@@ -432,7 +432,7 @@ TEST(a_dump_is_requested_by_the_pipe)
     close_rig(&r);
 }
 
-TEST(a_file_at_the_path_of_the_pipe_is_kept)
+TEST(a_file_at_the_path_of_the_named_pipe_is_not_replaced)
 {
     rig r;
     char path[128];
@@ -460,7 +460,7 @@ count_alarm(void *ctx)
     ++*(int *)ctx;
 }
 
-TEST(a_monitor_that_cannot_be_created_keeps_the_alarms_of_another)
+TEST(a_failed_creation_of_a_monitor_does_not_disable_another_monitor)
 {
     rig r;
     int nalarms = 0;
@@ -485,7 +485,7 @@ TEST(a_monitor_that_cannot_be_created_keeps_the_alarms_of_another)
     close_rig(&r);
 }
 
-TEST(a_pipe_that_cannot_be_created_is_an_error)
+TEST(a_named_pipe_that_cannot_be_created_is_an_error)
 {
     static const dd_sys_call calls[] = {DD_SYS_mkfifo, DD_SYS_open};
     rig r;
@@ -584,7 +584,7 @@ watch_beats(rig *r, bool is_fatal)
     dd_monitor_set_heartbeat(r->ranks[0].monitor, &heartbeat);
 }
 
-TEST(a_heartbeat_that_stands_still_fails_the_group)
+TEST(a_heartbeat_that_stops_fails_the_group)
 {
     rig r;
     open_rig(&r, 1);
@@ -611,7 +611,7 @@ TEST(a_heartbeat_that_stands_still_fails_the_group)
     close_rig(&r);
 }
 
-TEST(a_lost_heartbeat_ends_the_process_if_enabled)
+TEST(a_heartbeat_that_stops_ends_the_process_if_this_is_enabled)
 {
     rig r;
     open_rig(&r, 1);
@@ -625,7 +625,7 @@ TEST(a_lost_heartbeat_ends_the_process_if_enabled)
     close_rig(&r);
 }
 
-TEST(an_interpreter_that_does_not_answer_is_reported)
+TEST(a_blocked_python_interpreter_is_reported)
 {
     rig r;
     open_rig(&r, 1);
@@ -652,7 +652,7 @@ TEST(an_interpreter_that_does_not_answer_is_reported)
 
 /* ---- positions of the ranks */
 
-TEST(the_report_names_ranks_that_did_not_call)
+TEST(the_report_of_a_failure_names_ranks_that_did_not_call)
 {
     rig r;
     init_rig(&r, 3);
@@ -719,7 +719,7 @@ count_requests_of_report(int size)
     return after.reads - before.reads;
 }
 
-TEST(a_report_of_more_ranks_sends_no_more_requests)
+TEST(reporting_on_more_ranks_sends_no_more_requests_to_the_store)
 {
     CHECK_INT(count_requests_of_report(MAX_RANKS), count_requests_of_report(4));
 }
@@ -736,7 +736,7 @@ refuse_multi_get(dd_store *store, const dd_store_request *request, dd_store_resu
     return dd_error_set(err, DD_NETWORK, "the server exited");
 }
 
-TEST(a_report_names_the_store_that_does_not_answer)
+TEST(the_report_of_a_failure_says_if_the_store_cannot_be_queried)
 {
     rig r;
     init_rig(&r, 2);
@@ -828,7 +828,7 @@ TEST(the_monitor_thread_processes_alarms_and_stops)
     close_rig(&r);
 }
 
-TEST(running_after_the_stop_does_nothing)
+TEST(running_a_stopped_monitor_returns_without_effect)
 {
     rig r;
     init_rig(&r, 1);
@@ -844,7 +844,7 @@ TEST(running_after_the_stop_does_nothing)
     close_rig(&r);
 }
 
-TEST(failed_allocations_are_survived)
+TEST(a_monitor_stays_usable_after_failed_allocations)
 {
     rig r;
     init_rig(&r, 1);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-TEST(dump_signals_carry_a_rank)
+TEST(a_dump_request_carries_the_number_of_a_rank)
 {
     int rank = -1;
     CHECK_OK(dd_signal_decode_dump(BYTES("\4\3\2\1"), &rank, check_err()));
@@ -16,7 +16,7 @@ TEST(dump_signals_carry_a_rank)
     CHECK_STATUS(dd_signal_decode_dump(BYTES("\1\0\0\0\0"), &rank, check_err()), DD_PROTOCOL);
 }
 
-TEST(an_error_survives_a_round_trip)
+TEST(a_failure_notice_is_decoded_as_it_was_encoded)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause;
@@ -36,7 +36,7 @@ TEST(an_error_survives_a_round_trip)
                  DD_PROTOCOL);
 }
 
-TEST(an_error_of_the_longest_text_is_decoded)
+TEST(a_failure_notice_with_the_longest_text_is_decoded)
 {
     uint8_t bytes[DD_SIGNAL_ERROR_MAX_NBYTES];
     dd_error cause = {.code = DD_INTERNAL};
@@ -48,7 +48,7 @@ TEST(an_error_of_the_longest_text_is_decoded)
     CHECK_INT(decoded.code, DD_BACKEND); /* a peer may not choose this code */
 }
 
-TEST(a_state_survives_a_round_trip)
+TEST(a_progress_report_is_decoded_as_it_was_encoded)
 {
     dd_recorder_status status = {
         .called = {7, "all_reduce"}, .started = {6, "barrier"}, .completed = {-1, ""}};
@@ -72,7 +72,7 @@ TEST(a_state_survives_a_round_trip)
     CHECK_STATUS(dd_signal_decode_state(negative, &decoded, check_err()), DD_PROTOCOL);
 }
 
-TEST(a_state_of_long_names_is_cut)
+TEST(long_names_in_a_progress_report_are_truncated)
 {
     char name[100];
     memset(name, 'x', sizeof name);
@@ -88,7 +88,7 @@ TEST(a_state_of_long_names_is_cut)
 }
 
 /* Arbitrary bytes must be rejected or decoded, without overreads. */
-TEST(arbitrary_bytes_are_decoded_safely)
+TEST(arbitrary_bytes_of_notices_are_decoded_safely)
 {
     srand(5);
     for (int round = 0; round < 20000; round++) {

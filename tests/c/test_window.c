@@ -151,7 +151,7 @@ share_a_word(team_rank *self)
     window_close(&test);
 }
 
-TEST(threads_that_share_a_word_take_each_signal_once)
+TEST(threads_that_wait_for_the_same_signals_receive_each_signal_once)
 {
     window_run_everywhere(2, share_a_word);
 }
@@ -192,7 +192,7 @@ signal_alone(team_rank *self)
     window_close(&test);
 }
 
-TEST(signals_without_accumulation_wait_for_the_receiver)
+TEST(a_signal_that_does_not_accumulate_waits_until_the_last_was_received)
 {
     window_run_everywhere(2, signal_alone);
 }
@@ -216,7 +216,7 @@ shift(team_rank *self)
     window_close(&test);
 }
 
-TEST(data_may_overlap)
+TEST(the_source_and_target_of_a_put_or_get_may_overlap)
 {
     window_run_everywhere(1, shift);
     window_run_everywhere(2, shift);
@@ -264,7 +264,7 @@ post_and_flush(team_rank *self)
     window_close(&test);
 }
 
-TEST(posted_puts_and_gets_complete_by_works_or_flush)
+TEST(asynchronous_puts_and_gets_complete_by_wait_or_by_flush)
 {
     window_run_everywhere(3, post_and_flush);
 }
@@ -317,7 +317,7 @@ open_and_close(team_rank *self)
     }
 }
 
-TEST(windows_leave_nothing_behind)
+TEST(opening_and_closing_windows_leaks_nothing)
 {
     window_run_everywhere(2, open_and_close);
 }
@@ -362,7 +362,7 @@ answer_from_elsewhere(team_rank *self)
     window_close(&test);
 }
 
-TEST(an_idle_rank_answers)
+TEST(a_get_from_an_idle_rank_is_answered_quickly)
 {
     window_run_everywhere(2, answer_from_elsewhere);
 }
@@ -427,7 +427,7 @@ disturb_a_sleeper(team_rank *self)
     window_close(&test);
 }
 
-TEST(other_signals_do_not_delay_a_waiter)
+TEST(signals_for_another_thread_do_not_delay_a_waiting_thread)
 {
     window_run_everywhere(2, disturb_a_sleeper);
 }

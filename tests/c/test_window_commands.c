@@ -129,7 +129,7 @@ receive_bad_note(team_rank *self)
     window_drop(&test);
 }
 
-TEST(malformed_commands_break_the_protocol)
+TEST(both_ranks_report_a_malformed_window_command_as_a_protocol_error)
 {
     for (size_t i = 0; i < sizeof malformed_commands / sizeof malformed_commands[0]; i++) {
         malformed_command bad = malformed_commands[i];
@@ -190,7 +190,7 @@ close_before_data(team_rank *self)
 }
 
 /* Late data must not be taken for the data of the next put. */
-TEST(data_that_arrive_after_a_close_are_dropped)
+TEST(data_that_arrives_after_a_window_is_closed_is_dropped)
 {
     team_options options = {.size = 2};
     team_run_both(&options, close_before_data, NULL);
@@ -260,7 +260,7 @@ get_many(team_rank *self)
     free(many);
 }
 
-TEST(more_gets_than_are_answered_at_a_time_complete)
+TEST(many_more_gets_complete_than_are_answered_at_the_same_time)
 {
     team_options options = {.size = 2};
     team_run_both(&options, get_many, NULL);
@@ -303,7 +303,7 @@ get_many_until_timeout(team_rank *self)
     free(many);
 }
 
-TEST(gets_answered_after_their_timeout_write_nothing)
+TEST(a_get_that_is_answered_after_its_timeout_writes_nothing)
 {
     team_options options = {.size = 2};
     team_run_both(&options, get_many_until_timeout, NULL);
@@ -351,7 +351,7 @@ be_flooded(team_rank *self)
     window_close(&test);
 }
 
-TEST(answers_to_a_flood_of_requests_are_limited)
+TEST(few_answers_are_stored_for_a_rank_that_does_not_receive_them)
 {
     team_options options = {.size = 2};
     team_run_both(&options, be_flooded, NULL);
@@ -420,7 +420,7 @@ take_back(team_rank *self)
     free(bytes);
 }
 
-TEST(memory_is_taken_back_in_pieces)
+TEST(reclaiming_memory_of_a_large_put_does_not_hold_the_lock_for_long)
 {
     team_options options = {.size = 2};
     team_run_both(&options, take_back, NULL);
@@ -476,7 +476,7 @@ close_and_answer(team_rank *self)
     free(bytes);
 }
 
-TEST(a_close_does_not_change_an_answer_being_sent)
+TEST(closing_a_window_does_not_change_an_answer_that_is_being_sent)
 {
     team_options options = {.size = 2};
     team_run_both(&options, close_and_answer, NULL);

@@ -67,7 +67,7 @@ pass_invalid_arguments(team_rank *self)
     window_close(&test); /* none of this has damaged the window */
 }
 
-TEST(invalid_arguments_are_refused)
+TEST(window_calls_with_invalid_arguments_are_refused)
 {
     window_run_everywhere(2, pass_invalid_arguments);
 }
@@ -145,7 +145,7 @@ close_and_abort(team_rank *self)
     window_drop(&test);
 }
 
-TEST(a_window_closed_before_an_abort_reports_the_abort)
+TEST(calls_on_a_window_report_an_abort_even_if_the_peer_closed_it_before)
 {
     window_run_everywhere(2, close_and_abort);
 }
@@ -178,7 +178,7 @@ wait_in_vain(team_rank *self)
     window_close(&test);
 }
 
-TEST(waits_end_at_their_timeout_or_an_interrupt)
+TEST(waits_for_signals_end_at_their_timeout_or_an_interrupt)
 {
     window_run_everywhere(2, wait_in_vain);
 }
@@ -201,7 +201,7 @@ be_aborted(team_rank *self)
     window_drop(&test);
 }
 
-TEST(an_abort_ends_waits)
+TEST(an_abort_ends_waits_for_signals)
 {
     window_run_everywhere(3, be_aborted);
 }
@@ -232,7 +232,7 @@ leave_early(team_rank *self)
     window_drop(&test);
 }
 
-TEST(a_rank_that_leaves_ends_waits)
+TEST(waits_for_signals_end_when_the_other_rank_leaves)
 {
     window_run_everywhere(2, leave_early);
 }
@@ -272,7 +272,7 @@ leave_in_the_middle(team_rank *self)
     free(bytes);
 }
 
-TEST(closing_the_group_ends_a_put_under_way)
+TEST(closing_the_group_ends_a_pending_put)
 {
     team_options options = {.size = 2};
     team_run_both(&options, leave_in_the_middle, NULL);
@@ -347,7 +347,7 @@ kill_one(bool is_shm_disabled)
     unlink(path);
 }
 
-TEST(a_process_that_dies_ends_waits)
+TEST(waits_for_signals_end_when_the_other_process_dies)
 {
     kill_one(false);
     kill_one(true);
@@ -399,7 +399,7 @@ open_in_vain(team_rank *self)
     }
 }
 
-TEST(a_failed_group_ends_the_opening_of_a_window)
+TEST(opening_a_window_ends_when_the_group_fails)
 {
     team_options options = {.size = 2};
     team_run(&options, open_in_vain, NULL);
@@ -446,7 +446,7 @@ time_out_and_retry(team_rank *self)
     window_close(&test);
 }
 
-TEST(calls_that_time_out_leave_the_window_usable)
+TEST(window_calls_that_time_out_leave_the_window_usable)
 {
     window_run_everywhere(2, time_out_and_retry);
 }
@@ -485,7 +485,7 @@ wait_until_timeout(team_rank *self)
     window_close(&test);
 }
 
-TEST(interrupted_puts_release_their_memory)
+TEST(the_caller_may_reuse_its_memory_after_an_interrupted_put)
 {
     team_options options = {.size = 2};
     team_run_both(&options, wait_until_timeout, NULL);
@@ -580,7 +580,7 @@ open_without_memory(team_rank *self)
     free(data);
 }
 
-TEST(window_calls_without_memory_fail_with_a_message)
+TEST(window_calls_return_an_error_when_allocations_fail)
 {
     for (long count = 0; count < 24; count++) {
         shortage how = {.is_plain = count % 2 == 1, .count = count / 2};

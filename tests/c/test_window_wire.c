@@ -16,7 +16,7 @@ static const dd_window_command examples[] = {
 };
 #define NEXAMPLES (sizeof examples / sizeof examples[0])
 
-TEST(window_commands_survive_a_round_trip)
+TEST(window_commands_are_decoded_as_they_were_encoded)
 {
     for (size_t i = 0; i < NEXAMPLES; i++) {
         dd_window_command back;
@@ -46,7 +46,7 @@ check_refused(const dd_window_command *command, const char *why)
     check_head_refused(&head, why);
 }
 
-TEST(malformed_commands_are_refused)
+TEST(malformed_window_commands_are_refused)
 {
     check_head_refused(&(dd_request){.tag = 1}, "unknown type");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}}, "unknown type");
@@ -67,7 +67,7 @@ TEST(malformed_commands_are_refused)
     check_refused(&(dd_window_command){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "wrong id");
 }
 
-TEST(window_parts_survive_a_round_trip)
+TEST(the_description_of_a_ranks_window_is_decoded_as_it_was_encoded)
 {
     dd_window_part part = {.pad_region = 4,
                            .window = 5,

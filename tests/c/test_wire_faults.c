@@ -90,7 +90,7 @@ run_group(wire_fault_outcome *out)
     team_run_apart(&encrypted, meet_and_use, out);
 }
 
-TEST(calls_succeed_without_faults)
+TEST(collectives_succeed_without_injected_faults)
 {
     CHECK(wire_fault_run_without(run_group) > 2 * ELEMENTS * sizeof(double));
 }

@@ -146,7 +146,7 @@ run_cases(team_rank *self)
     self->group = NULL;
 }
 
-TEST(every_collective_is_correct)
+TEST(every_collective_over_oneccl_is_correct)
 {
     for (int size = 2; size <= PLAIN_ONECCL_MAX_RANKS; size++) {
         run_processes(size, run_cases);
@@ -155,7 +155,7 @@ TEST(every_collective_is_correct)
 
 /* ---- failures to open the library */
 
-TEST(a_library_without_a_plug_in_is_refused)
+TEST(a_oneccl_library_without_a_usable_plug_in_is_refused)
 {
     plain_oneccl_fail("onecclGetVersion", XCCL_PLUGIN_EXCEPTION, "nothing\nfits");
     CHECK_STATUS(plain_oneccl_open(&library, check_err()), DD_NOT_SUPPORTED);
@@ -168,7 +168,7 @@ TEST(a_library_without_a_plug_in_is_refused)
     CHECK_LACKS(check_message(), "it does not go:");
 }
 
-TEST(opening_without_memory_leaves_nothing)
+TEST(opening_oneccl_leaks_nothing_when_allocations_fail)
 {
     dd_status status = DD_OUT_OF_MEMORY;
     long count = 0;
@@ -197,7 +197,7 @@ fail_to_make_an_id(team_rank *self)
     CHECK(xccl_try_turn());
 }
 
-TEST(all_ranks_fail_if_rank_0_gets_no_id)
+TEST(all_ranks_fail_if_rank_0_cannot_create_the_unique_id)
 {
     run_processes(2, fail_to_make_an_id);
 }
@@ -234,7 +234,7 @@ join_too_late(team_rank *self)
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
-TEST(joining_that_takes_too_long_times_out)
+TEST(joining_a_oneccl_communicator_times_out)
 {
     run_processes(2, join_too_late);
 }
@@ -254,7 +254,7 @@ wait_for_a_turn(team_rank *self)
     CHECK(xccl_try_turn() == (self->rank == 0)); /* the rank that had the turn has released it */
 }
 
-TEST(waiting_for_another_communicator_times_out)
+TEST(waiting_until_another_communicator_is_created_times_out)
 {
     run_processes(2, wait_for_a_turn);
 }
@@ -274,7 +274,7 @@ create_without_memory(team_rank *self)
     }
 }
 
-TEST(creating_a_carrier_without_memory_leaves_nothing)
+TEST(using_oneccl_for_a_group_leaks_nothing_when_allocations_fail)
 {
     run_processes(1, create_without_memory);
 }
@@ -295,7 +295,7 @@ fail_in_a_call(team_rank *self)
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
-TEST(a_failed_call_reports_the_error_of_the_library)
+TEST(a_failed_call_reports_the_text_of_the_oneccl_error)
 {
     run_processes(2, fail_in_a_call);
 }
@@ -313,7 +313,7 @@ close_cleanly(team_rank *self)
     CHECK(xccl_try_turn());
 }
 
-TEST(the_communicator_ends_with_its_group)
+TEST(closing_a_group_destroys_its_oneccl_communicator)
 {
     run_processes(2, close_cleanly);
 }
@@ -352,7 +352,7 @@ leave_a_call(team_rank *self)
     CHECK_INT(plain_oneccl_calls("onecclCommDestroy"), 0);
 }
 
-TEST(an_abandoned_call_ends_with_its_current_step)
+TEST(an_abandoned_call_stops_after_its_current_library_call)
 {
     run_processes(2, leave_a_call);
 }

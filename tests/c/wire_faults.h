@@ -47,26 +47,26 @@ size_t wire_fault_run_without(wire_fault_program *run);
 void wire_fault_check(wire_fault_program *run, wire_fault_kind kind, unsigned usual_count);
 
 /* Define a test for each kind of fault. */
-#define WIRE_FAULT_TESTS(run, usual_count)                     \
-    TEST(a_bit_is_flipped)                                     \
-    {                                                          \
-        wire_fault_check(run, WIRE_FAULT_FLIP, usual_count);   \
-    }                                                          \
-    TEST(bytes_are_dropped)                                    \
-    {                                                          \
-        wire_fault_check(run, WIRE_FAULT_DROP, usual_count);   \
-    }                                                          \
-    TEST(bytes_are_repeated)                                   \
-    {                                                          \
-        wire_fault_check(run, WIRE_FAULT_REPEAT, usual_count); \
-    }                                                          \
-    TEST(bytes_are_inserted)                                   \
-    {                                                          \
-        wire_fault_check(run, WIRE_FAULT_INSERT, usual_count); \
-    }                                                          \
-    TEST(the_stream_is_cut)                                    \
-    {                                                          \
-        wire_fault_check(run, WIRE_FAULT_CUT, usual_count);    \
+#define WIRE_FAULT_TESTS(run, usual_count)                               \
+    TEST(a_flipped_bit_on_the_wire_gives_an_error_or_the_correct_result) \
+    {                                                                    \
+        wire_fault_check(run, WIRE_FAULT_FLIP, usual_count);             \
+    }                                                                    \
+    TEST(bytes_lost_on_the_wire_give_an_error_or_the_correct_result)     \
+    {                                                                    \
+        wire_fault_check(run, WIRE_FAULT_DROP, usual_count);             \
+    }                                                                    \
+    TEST(bytes_repeated_on_the_wire_give_an_error_or_the_correct_result) \
+    {                                                                    \
+        wire_fault_check(run, WIRE_FAULT_REPEAT, usual_count);           \
+    }                                                                    \
+    TEST(bytes_inserted_on_the_wire_give_an_error_or_the_correct_result) \
+    {                                                                    \
+        wire_fault_check(run, WIRE_FAULT_INSERT, usual_count);           \
+    }                                                                    \
+    TEST(a_cut_connection_gives_an_error_or_the_correct_result)          \
+    {                                                                    \
+        wire_fault_check(run, WIRE_FAULT_CUT, usual_count);              \
     }
 
 #endif
