@@ -105,56 +105,56 @@ def team_of(size, teams):
     ],
 )
 @pytest.mark.deadline(90)
-def test_every_function_gives_the_right_result(team, library, dtype):
+def test_every_functional_collective_gives_the_correct_result(team, library, dtype):
     team.run(workers.every_function, library, dtype)
 
 
-def test_functions_accept_unusual_shapes(team):
+def test_functional_collectives_accept_unusual_shapes(team):
     team.run(workers.odd_shapes)
 
 
 @pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=needs_torch), pytest.param("jax", marks=needs_jax),
                                      "array", "bytes", "memoryview", "opaque"])  # fmt: skip
-def test_reductions_that_the_core_lacks(wide_team, library):
+def test_logical_location_and_function_reductions_are_correct(wide_team, library):
     wide_team.run(workers.more_reductions, library, {"array": "q", "bytes": "uint8"}.get(library, "int32"))
 
 
 @pytest.mark.parametrize("case", [workers.pairs, workers.moved_lists, workers.functions_that_fail], ids=lambda case: case.__name__)
-def test_reductions_of_pairs_and_lists_of_arrays(wide_team, case):
+def test_reductions_accept_pairs_and_lists_of_arrays(wide_team, case):
     wide_team.run(case)
 
 
 @needs_torch
 @needs_jax
-def test_reductions_that_the_core_lacks_are_traced(team):
+def test_logical_and_location_reductions_work_under_jit(team):
     team.run(workers.traced_reductions)
 
 
-def test_functions_accept_trees_of_arrays(team):
+def test_functional_collectives_accept_trees_of_arrays(team):
     team.run(workers.trees)
 
 
-def test_functions_accept_numbers_and_return_numbers(team):
+def test_functional_collectives_of_numbers_return_numbers(team):
     team.run(workers.numbers)
 
 
-def test_functions_accept_columns_and_other_objects_with_values(team):
+def test_functional_collectives_accept_table_columns_and_similar_objects(team):
     team.run(workers.columns)
 
 
 @needs_torch
 @needs_jax
-def test_numbers_in_trees_of_traced_arrays_are_reduced(team):
+def test_numbers_in_trees_of_jax_arrays_are_reduced_under_jit(team):
     team.run(workers.other_libraries_trees)
 
 
-def test_async_calls_wait_only_when_the_result_is_used(team):
+def test_asynchronous_functional_calls_wait_only_when_the_result_is_used(team):
     team.run(workers.lazily)
 
 
 @needs_torch
 @pytest.mark.deadline(60)
-def test_torch_gradients_are_of_the_sum_of_all_losses(team):
+def test_torch_gradients_are_those_of_the_sum_of_all_ranks_losses(team):
     team.run(workers.torch_gradients)
 
 
@@ -171,18 +171,18 @@ def test_torch_gradients_are_of_the_sum_of_all_losses(team):
         workers.jax_without_python,
     ],
 )
-def test_functions_work_in_jax(team, case):
+def test_functional_collectives_work_under_jax_transformations(team, case):
     team.run(case)
 
 
 @needs_jax
 @pytest.mark.deadline(60)
-def test_jax_large_arrays_do_not_block_the_threads_of_xla(team):
+def test_collectives_of_large_jax_arrays_do_not_block_the_threads_of_xla(team):
     team.run(workers.jax_large, 16)
 
 
 @needs_jax
-def test_jax_rejects_wrong_arguments(team):
+def test_functional_collectives_of_jax_arrays_reject_wrong_arguments(team):
     for texts in team.run(workers.jax_refusals):
         later, shapes, share, op = texts
         assert "ValueError: all_reduce(): argument 'async_op': got True, expected False for arrays that are traced" in later
@@ -193,18 +193,18 @@ def test_jax_rejects_wrong_arguments(team):
 
 
 @needs_jax
-def test_jax_mismatch_is_reported_with_both_calls(team):
+def test_mismatch_between_compiled_jax_programs_names_both_calls(team):
     for text in team.run(workers.jax_mismatch):
         wanted = r"FAILED_PRECONDITION: all_reduce #1 .* called all_reduce.* called all_reduce"
         assert (text is None) if team.size == 1 else re.match(wanted, text), text
 
 
-def test_functions_use_the_default_world(team):
+def test_functional_collectives_use_the_default_world(team):
     team.run(workers.default_world, team.store.port)
 
 
 @needs_jax
-def test_jax_functions_use_the_default_world(team):
+def test_functional_collectives_of_jax_arrays_use_the_default_world(team):
     team.run(workers.jax_default_world, team.store.port)
 
 
@@ -242,7 +242,7 @@ REFUSALS = {
 }
 
 
-def test_wrong_arguments_are_rejected(team):
+def test_functional_collectives_reject_wrong_arguments(team):
     for caught in team.run(workers.refusals):
         assert caught.keys() == REFUSALS.keys()
         # One rank divides everything evenly.
@@ -275,7 +275,7 @@ def test_ranks_may_be_integers_of_any_library():
         assert F.all_to_all(x, 0, 0, [two], [two], group) == x
 
 
-def test_scatter_explains_an_array_of_the_roots_size():
+def test_scatter_of_an_unsplit_array_explains_what_to_pass():
     store = dldist.HashStore()
 
     def run(rank):
@@ -292,7 +292,7 @@ def run_program(program):
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=25)
 
 
-def test_no_library_is_imported():
+def test_functional_collectives_import_no_array_library():
     program = (
         "import sys, array, dldist, dldist.functional as F\n"
         "F.all_reduce_tree([array.array('d', [1.0]), 0.5, 3], group=dldist.Group(None, 0, 1))\n"
@@ -311,6 +311,6 @@ def examples_of_the_documentation():
 
 
 @pytest.mark.parametrize("block", list(examples_of_the_documentation()))
-def test_programs_of_the_page_run_without_errors(block):
+def test_programs_of_the_functional_page_run_without_errors(block):
     ran = run_program(block)
     assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout

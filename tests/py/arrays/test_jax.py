@@ -57,34 +57,34 @@ def children():
     made.close()
 
 
-def test_every_dtype_and_reduction_is_right(program):
+def test_jax_collectives_are_correct_for_every_dtype_and_reduction(program):
     assert program.run(workers.dtypes_and_reductions) == [{}] * len(program.ranks)
 
 
-def test_arrays_of_every_size_are_right(program):
+def test_jax_collectives_are_correct_for_arrays_of_every_size(program):
     for counts in program.run(workers.sizes):
         assert set(counts.values()) == {0}
 
 
-def test_sums_along_axes_of_a_mesh_are_right(program):
+def test_sums_along_axes_of_a_jax_mesh_are_correct(program):
     if len(program.ranks) != 4:
         pytest.skip("a mesh of 2 by 2 is for 4 processes")
     replies = program.run(workers.axes_of_a_mesh)
     assert replies == [[11, 101, 1111], [11, 1010, 1111], [1100, 101, 1111], [1100, 1010, 1111]]
 
 
-def test_collectives_work_in_loops_and_branches(program):
+def test_jax_collectives_work_in_loops_and_branches(program):
     if len(program.ranks) != 4:
         pytest.skip("a mesh of 2 by 2 is for 4 processes")
     assert program.run(workers.loops_and_branches) == [[2222.0]] * 4
 
 
-def test_repeated_scatters_are_right(program):
+def test_repeated_scatters_of_jax_arrays_are_correct(program):
     """Results must always be right. With Gloo some are sometimes wrong (jax-ml/jax issue 40830)."""
     assert program.run(workers.scatters) == [0] * len(program.ranks)
 
 
-def test_the_flight_recorder_has_xlas_collectives(program):
+def test_flight_recorder_has_the_collectives_of_xla(program):
     size = len(program.ranks)
     one, all_of_them, part = [[4 * size]], [[4 * size * size]], [[4]]
     for found in program.run(workers.recorded):
@@ -97,7 +97,7 @@ def test_the_flight_recorder_has_xlas_collectives(program):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_killed_process_is_named(children, size):
+def test_killed_process_of_a_jax_job_is_named(children, size):
     ranks = start(children, workers.member, size)
     for child in ranks:
         child.recv(LIMIT_S)
@@ -116,7 +116,7 @@ def test_killed_process_is_named(children, size):
         assert came - killed < procs.under_load(2)
 
 
-def test_missing_process_is_named(children):
+def test_missing_process_of_a_jax_job_is_named(children):
     ranks = start(children, workers.sum_without_rank_1, 3)
     for child in (ranks[0], ranks[2]):
         text = child.recv(LIMIT_S)
@@ -126,7 +126,7 @@ def test_missing_process_is_named(children):
         child.send(None)
 
 
-def test_process_may_have_several_devices(children):
+def test_jax_process_may_have_several_devices(children):
     ranks = start(children, workers.sums_of_several_devices, 2)
     for rank, child in enumerate(ranks):
         own = [[11, 101, 1111], [11, 1010, 1111]] if rank == 0 else [[1100, 101, 1111], [1100, 1010, 1111]]
@@ -135,21 +135,21 @@ def test_process_may_have_several_devices(children):
         child.send(None)
 
 
-def test_programs_may_run_on_some_processes(children):
+def test_jax_programs_may_run_on_some_of_the_processes(children):
     ranks = start(children, workers.sum_of_some_processes, 4)
     assert [child.recv(LIMIT_S) for child in ranks] == [[11, 1101, 1111], [11, 1111], [1101, 1111], [1101, 1111]]
     for child in ranks:
         child.send(None)
 
 
-def test_skipped_programs_do_not_confuse_later_ones(children):
+def test_later_jax_programs_are_correct_after_a_process_skipped_some(children):
     ranks = start(children, workers.sum_after_others, 3)
     assert [child.recv(LIMIT_S) for child in ranks] == [[3.0] * 4] * 3
     for child in ranks:
         child.send(None)
 
 
-def test_without_a_store_each_collective_raises_the_cause(children):
+def test_jax_collectives_raise_the_reason_if_dldist_could_not_start(children):
     ranks = start(children, workers.sum_without_a_store, 2)
     for child in ranks:
         assert re.search("dldist.jax could not begin: .*DistStoreError: no port is free", child.recv(LIMIT_S))
@@ -168,7 +168,7 @@ def run_program(text, *arguments, environment=None):
     return done.stdout
 
 
-def test_library_has_the_names_that_jaxlib_looks_up():
+def test_mpi_library_of_dldist_has_all_symbols_that_jaxlib_looks_up():
     found = importlib.util.find_spec("jaxlib").submodule_search_locations[0]
     with open(os.path.join(found, "libjax_common.so"), "rb") as file:
         wanted = set(re.findall(rb"\0(MPIX?ABI_\w+)(?=\0)", file.read()))
@@ -177,14 +177,14 @@ def test_library_has_the_names_that_jaxlib_looks_up():
     assert wanted <= {line.split()[-1] for line in shown.splitlines()}
 
 
-def test_world_of_one_needs_no_initialize():
+def test_single_jax_process_needs_no_initialize():
     text = "import jax; print(jax.numpy.ones(3).sum(), jax.process_count())"
     assert run_program(text, environment=dldist.jax.environment()) == "3.0 1\n"
     text = "import dldist.jax; dldist.jax.initialize(); import jax; print(jax.numpy.ones(3).sum(), jax.process_count())"
     assert run_program(text) == "3.0 1\n"
 
 
-def test_install_after_backends_of_jax_is_rejected():
+def test_installing_dldist_after_jax_has_made_its_backends_is_rejected():
     text = """
 import dldist.jax, jax
 try:
@@ -196,7 +196,7 @@ except RuntimeError as error:
     assert run_program("import dldist.jax; dldist.jax.install(); import jax; dldist.jax.install(); print('fine')") == "fine\n"
 
 
-def test_python_without_dldist_is_an_error(tmp_path):
+def test_library_without_the_python_package_is_an_error(tmp_path):
     """Without dldist in Python there must be an error: only the library is found, by its path."""
     (tmp_path / "dldist.py").write_text("")
     environment = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": str(tmp_path)}
@@ -206,7 +206,7 @@ def test_python_without_dldist_is_an_error(tmp_path):
     assert "ModuleNotFoundError" in done.stderr and "dldist.jax cannot be imported by the Python that has MPITRAMPOLINE_LIB" in done.stderr
 
 
-def test_env_option_prints_exports_for_a_shell():
+def test_env_option_prints_export_commands_for_a_shell():
     lines = run_program(None, "-m", "dldist.jax", "--env").splitlines()
     assert lines == [f"export {name}={value}" for name, value in dldist.jax.environment().items()]
 
@@ -229,13 +229,13 @@ def test_private_names_of_jax_are_present(name):
     assert jax_internals.find(name) is not None
 
 
-def test_missing_name_of_jax_is_an_error_with_the_version(monkeypatch):
+def test_missing_private_name_of_jax_is_an_error_with_the_version(monkeypatch):
     monkeypatch.setitem(jax_internals.MODULES, "a_token", ("jax.ffi", "jax.no_such_module"))
     with pytest.raises(ImportError, match=r"JAX \d.* is unsupported: expected jax.ffi.a_token or jax.no_such_module.a_token"):
         jax_internals.find("a_token")
 
 
-def test_structures_match_jaxlib(tmp_path):
+def test_structures_of_the_xla_interface_match_those_of_jaxlib(tmp_path):
     """The sizes and offsets of csrc/xla/ffi_api.h must match the header of jaxlib."""
     headers = os.path.join(importlib.util.find_spec("jaxlib").submodule_search_locations[0], "include")
     with open(os.path.join(headers, "xla", "ffi", "api", "c_api.h"), encoding="utf-8") as file:
@@ -300,7 +300,7 @@ jax.distributed.shutdown()
 """
 
 
-def test_compilation_cache_is_shared(tmp_path):
+def test_compilation_cache_of_jax_is_used_again_by_the_next_job(tmp_path):
     """Rank 0 must write the cache, and find every entry again."""
     program = tmp_path / "program.py"
     program.write_text(WITH_A_CACHE)

@@ -32,11 +32,11 @@ def groups(text, ids=IDS):
         ("%all-reduce.1 = f32[8] add(%all-reduce, %p)\n%f = f32[] fusion(%all-gather), calls=%all-reduce", []),
     ],
 )
-def test_groups_are_read_from_the_text_of_an_operation(text, expected):
+def test_device_groups_are_read_from_the_text_of_an_xla_operation(text, expected):
     assert sorted(groups(text)) == sorted(expected)
 
 
-def test_unknown_groups_are_rejected():
+def test_device_groups_of_an_unknown_form_are_rejected():
     with pytest.raises(ValueError, match="unknown form of device groups: all-reduce"):
         groups("%a = f32[8] all-reduce(%p), replica_groups=some(8)")
 
@@ -68,7 +68,7 @@ ENTRY %main (p: f32[2]) -> f32[2] {
 """
 
 
-def test_programs_are_read_in_execution_order():
+def test_xla_programs_are_read_in_execution_order():
     sure = [(0, 1, 2, 3), (0, 1), (2, 3), (6, 7), (0, 7)]
     found = list(_cliques.needs_of(CALLS, range(8)))
     assert [clique for clique, is_sure in found if is_sure] == sure
@@ -80,7 +80,7 @@ def sure(*cliques):
     return [(clique, True) for clique in cliques]
 
 
-def test_first_matching_program_is_used():
+def test_first_xla_program_that_matches_a_call_is_used():
     programs = _cliques.Programs()
     programs.add(sure((0, 1, 2), (0, 1), (0, 1, 2), (3, 4)))
     assert programs.claim(0, 1, {1}) == (0, 1, 2)
@@ -92,7 +92,7 @@ def test_first_matching_program_is_used():
         programs.claim(3, 1, {5})
 
 
-def test_device_does_not_return_to_an_earlier_program():
+def test_device_that_has_begun_a_later_program_does_not_use_an_earlier_one():
     """The rest of the earlier program is not needed: a branch was not taken."""
     programs = _cliques.Programs()
     programs.add([((0, 1), False), ((7, 1), True)])
@@ -101,7 +101,7 @@ def test_device_does_not_return_to_an_earlier_program():
     assert programs.claim(0, 1, {1}) == (0, 1, 2)
 
 
-def test_ambiguous_groups_are_not_guessed():
+def test_ambiguous_device_groups_are_an_error():
     programs = _cliques.Programs()
     programs.add([((0, 1), False), ((0, 1, 2), True)])
     with pytest.raises(LookupError, match=r"of the devices \(0, 1\) or \(0, 1, 2\)"):
@@ -145,7 +145,7 @@ print("right")
 """
 
 
-def test_groups_of_compiled_programs_are_right():
+def test_device_groups_of_compiled_programs_are_correct():
     pytest.importorskip("jax", reason="JAX is not installed")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)

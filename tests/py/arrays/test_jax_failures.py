@@ -63,39 +63,39 @@ def check_blame(job, rank=1, reason="ValueError: loss is nan", end="exit code 1"
 
 
 @pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (4, 0), (4, 1)])
-def test_exception_ends_a_job_of_dlrun(tmp_path, size, rank):
+def test_uncaught_exception_ends_a_jax_job_of_dlrun(tmp_path, size, rank):
     job = run("dlrun", size, tmp_path, rank)
     check_others(job, size, rank)
     check_blame(job, rank)
 
 
 @pytest.mark.parametrize("starter", ["torchrun", "mpirun", "by hand"])
-def test_exception_ends_a_job(tmp_path, starter):
+def test_uncaught_exception_ends_a_jax_job_without_a_launcher(tmp_path, starter):
     job = run(starter, 2, tmp_path)
     assert "ValueError: loss is nan" in job.lines
     if starter == "by hand":  # torchrun and mpirun may kill the others before they print
         check_others(job, 2)
 
 
-def test_exit_with_a_failure_ends_a_job(tmp_path):
+def test_exit_with_a_failure_ends_a_jax_job(tmp_path):
     job = run("dlrun", 2, tmp_path, failure="sys.exit('no data')")
     check_others(job, 2, reason="SystemExit: no data")
     check_blame(job, reason="no data")
 
 
-def test_exception_after_compiled_functional_forms_is_the_last(tmp_path):
+def test_exception_is_printed_last_even_after_compiled_functional_calls(tmp_path):
     job = run("dlrun", 2, tmp_path, rank=None, call=IN_JIT)
     check_blame(job)
 
 
-def test_exception_before_the_first_device_ends_a_job(tmp_path):
+def test_exception_before_the_first_use_of_a_device_ends_a_jax_job(tmp_path):
     text = "import dldist.jax\ndldist.jax.initialize()\nimport jax\nif jax.process_index() == 1:\n    at()\n    1 / 0\njax.devices()\n"
     job = jobs.run("dlrun", 2, text, tmp_path, limit_s=120)
     assert job.seconds < SLOWEST_END_S
     check_blame(job, reason="ZeroDivisionError: division by zero")
 
 
-def test_sigterm_ends_processes(tmp_path):
+def test_sigterm_ends_jax_processes(tmp_path):
     """JAX's preemption service, which catches SIGTERM, must be off unless the program wants it."""
     job = run("dlrun", 3, tmp_path, failure="import os; os._exit(3)", call=f"try:\n    {GATHER}\nexcept Exception:\n    time.sleep(100)")
     assert "waiting for rank" not in job.text and "lost rank 1" not in job.lines[-1]
@@ -128,7 +128,7 @@ def test_spawn_runs_a_script_that_imports_jax(tmp_path):
     assert job.codes == [1] and job.lines[-1] == "ValueError: loss is nan" and job.seconds < SLOWEST_END_S
 
 
-def test_preemption_service_can_be_chosen(monkeypatch):
+def test_preemption_service_of_jax_is_off_unless_chosen(monkeypatch):
     name = "JAX_ENABLE_PREEMPTION_SERVICE"
     monkeypatch.delenv(name, raising=False)
     assert dldist.jax.environment()[name] == "0"
@@ -137,7 +137,7 @@ def test_preemption_service_can_be_chosen(monkeypatch):
 
 
 @pytest.mark.parametrize(("chosen", "count"), [(None, 1), ("0", 0), ("1", 0)])
-def test_preemption_service_of_an_imported_jax_causes_a_warning(chosen, count):
+def test_warning_is_given_if_jax_was_imported_with_its_preemption_service(chosen, count):
     variables = {**os.environ, **dldist.jax.environment(), "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
     del variables["JAX_ENABLE_PREEMPTION_SERVICE"]
     if chosen is not None:

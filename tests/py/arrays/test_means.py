@@ -19,5 +19,5 @@ def team(request):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [1, 100, 20000])
-def test_mean_of_integers_is_exact(team, size, count):
+def test_mean_of_integers_is_exact_even_if_their_sum_overflows(team, size, count):
     team(size).run(cases.exact_means, count)

@@ -73,7 +73,7 @@ def into_doubles(group, count, receive):
 
 @pytest.mark.parametrize("count", [EAGER, LARGE])
 @pytest.mark.parametrize("name", RECEIVES)
-def test_other_dtype_is_a_mismatch_that_names_both_sides(name, count):
+def test_message_of_another_dtype_is_a_mismatch_that_names_both_sides(name, count):
     mismatch, error = pair(into_doubles, count, RECEIVES[name])
     assert isinstance(error, dldist.DistMismatchError) and error.rank == 0
     text = str(error)
@@ -90,7 +90,7 @@ def same_size(group):
     return error_of(group.recv, array.array("f", [0.0] * 2), 0)
 
 
-def test_dtypes_of_the_same_size_differ():
+def test_different_dtypes_of_the_same_size_are_a_mismatch():
     assert isinstance(pair(same_size)[1], dldist.DistMismatchError)
 
 
@@ -118,7 +118,7 @@ def as_bytes(group, count):
 
 
 @pytest.mark.parametrize("count", [EAGER, LARGE])
-def test_bytes_match_every_dtype_and_a_receiver_may_accept_any(count):
+def test_message_of_bytes_matches_a_receive_of_any_dtype(count):
     pair(as_bytes, count)
 
 
@@ -138,7 +138,7 @@ def test_message_of_another_dtype_to_the_own_rank_is_a_mismatch():
     pair(to_oneself)
 
 
-def test_flag_must_be_a_bool():
+def test_match_dtype_must_have_a_truth_value():
     group = dldist.Group(dldist.HashStore(), 0, 1)
 
     class Neither:
@@ -174,7 +174,7 @@ def module_calls(rank, is_hooked):
 
 
 @pytest.mark.parametrize("is_hooked", [False, True], ids=["short way", "past hooks"])
-def test_module_level_calls_check_dtypes(is_hooked):
+def test_module_level_messages_check_dtypes(is_hooked):
     in_worlds(2, module_calls, is_hooked)
 
 
@@ -194,7 +194,7 @@ def backend_calls(backend):
     work.wait()
 
 
-def test_module_level_calls_on_a_backend_check_dtypes():
+def test_module_level_messages_over_another_backend_check_dtypes():
     store = dldist.HashStore()
 
     def run(rank):

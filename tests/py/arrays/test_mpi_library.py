@@ -43,7 +43,7 @@ print("well")
 """
 
 
-def test_library_has_mpis_properties_and_rejects_unsupported_calls():
+def test_mpi_library_of_dldist_rejects_unsupported_calls():
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "well\n", done.stderr
     assert "dldist.jax: MPI_Comm_size: MPI is not initialized\n" in done.stderr

@@ -40,7 +40,7 @@ DTYPES = [RECORD, ">i4", ">f8", "M8[s]", "M8[25us]", "m8[D]", "S3", "U5", "g", "
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_functions_move_elements_of_every_dtype(dtype):
+def test_functional_collectives_move_elements_of_every_numpy_dtype(dtype):
     kind = numpy.dtype(dtype)
 
     def case(group):
@@ -69,7 +69,7 @@ def test_functions_move_elements_of_every_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_calls_fill_arrays_of_every_dtype(dtype):
+def test_collectives_fill_arrays_of_every_numpy_dtype(dtype):
     kind = numpy.dtype(dtype)
 
     def case(group):
@@ -125,7 +125,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("dtype", "op", "text"), REFUSED, ids=str)
-def test_reductions_of_other_dtypes_name_the_dtype_and_the_way_out(dtype, op, text):
+def test_reductions_of_unsupported_dtypes_name_the_dtype_and_what_to_do(dtype, op, text):
     x = rows(numpy.dtype(dtype), 0)
     with dldist.Group(None, 0, 1) as group:
         with pytest.raises(dldist.DistTypeError, match=rf"^all_reduce\(\): argument 'x' cannot be reduced by {op.upper()}: {text}"):
@@ -135,7 +135,7 @@ def test_reductions_of_other_dtypes_name_the_dtype_and_the_way_out(dtype, op, te
         group.barrier()
 
 
-def test_objects_are_refused_with_the_way_out():
+def test_arrays_of_objects_are_refused_with_a_hint_what_to_do():
     with dldist.Group(None, 0, 1) as group:
         text = r"got dtype object, expected a dtype such as 'float32'; pass x.tolist\(\) to a call for objects"
         with pytest.raises(dldist.DistTypeError, match=rf"^broadcast\(\): argument 'x' has an unsupported dtype: {text}"):
@@ -166,7 +166,7 @@ def test_arrays_of_different_dtypes_do_not_match():
     assert [type(error) for error in errors] == [dldist.DistMismatchError] * 2 and "<M8[s]" in str(errors[1]), errors
 
 
-def test_masked_arrays_are_refused_with_the_way_out():
+def test_masked_arrays_are_refused_with_a_hint_what_to_do():
     x = numpy.ma.array([1.0, 1e30], mask=[0, 1])
     text = r"is a masked array: expected an array without a mask; pass x.filled\(0\), or x.data and x.mask"
     with dldist.Group(None, 0, 1) as group:

@@ -60,7 +60,7 @@ def three():
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_every_call_sends_objects_of_all_sizes(team, serializer):
+def test_every_object_call_sends_objects_of_all_sizes(team, serializer):
     assert all(team.run(workers.all_calls, serializer))
 
 
@@ -76,7 +76,7 @@ def test_numpy_arrays_are_sent_as_objects(three, serializer):
 
 @needs_numpy
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_arrays_are_not_copied(three, serializer):
+def test_sending_an_object_does_not_copy_its_arrays(three, serializer):
     nbytes = 32 << 20
     sender, *receivers = three.run(workers.peak_memory, serializer, nbytes)
     assert sender < 1 << 20
@@ -100,7 +100,7 @@ def test_unserializable_object_fails_on_all_ranks(three, call, serializer):
 
 
 @pytest.mark.parametrize("call", [*CALLS, "recv_object"])
-def test_serializers_must_agree(three, call):
+def test_ranks_with_different_serializers_raise_a_mismatch(three, call):
     results = three.run(workers.other_serializers, call)
     wanted = {"recv_object": results[1:2], "broadcast_object": results[1:], "scatter_objects": results[1:]}
     for result in wanted.get(call, results):
@@ -110,19 +110,19 @@ def test_serializers_must_agree(three, call):
         assert results[0] == workers.BIG
 
 
-def test_safe_receiver_rejects_a_pickle(three):
+def test_receiver_with_the_safe_serializer_rejects_a_pickle(three):
     for is_trapped, result in three.run(workers.malicious)[1:]:
         assert not is_trapped
         assert "DistMismatchError" in result["kinds"]
 
 
-def test_unpickling_error_names_the_sender(three):
+def test_error_of_unpickling_names_the_sender(three):
     for text, note in three.run(workers.unreadable)[1:]:
         assert "invalid literal for int()" in text
         assert note == "broadcast_object(): while reading the object of rank 0 (serializer='pickle')"
 
 
-def test_wrong_lists_and_arguments_are_rejected(three):
+def test_object_calls_reject_wrong_lists_and_arguments(three):
     for rank, (short, none, long, unknown) in enumerate(three.run(workers.wrong_lists)):
         assert "got 1, expected a list of 3" in short["text"]
         assert "got a NoneType, expected a list of 3" in none["text"]
@@ -132,7 +132,7 @@ def test_wrong_lists_and_arguments_are_rejected(three):
         assert unknown["kinds"][0] == "ValueError" and "'json'" in unknown["text"]
 
 
-def test_malformed_object_is_an_error(three):
+def test_malformed_object_of_a_peer_is_an_error(three):
     nothing, noise, huge = three.run(workers.no_object)[1]
     for result in (nothing, noise, huge):
         assert result["kinds"][0] == "DistError" and result["rank"] == 0
@@ -140,11 +140,11 @@ def test_malformed_object_is_an_error(three):
     assert f"sent an object too large for this machine: got {1 << 60} bytes" in huge["text"]
 
 
-def test_receive_has_a_deadline(three):
+def test_receive_of_an_object_without_a_sender_times_out(three):
     assert "DistTimeoutError" in three.run(workers.receive_without_a_sender)[0]["kinds"]
 
 
-def test_group_has_a_default_serializer(three):
+def test_serializer_of_a_group_is_the_default_of_its_calls(three):
     sender, *receivers = three.run(workers.group_serializer)
     assert "TypeError" in sender["kinds"] and "obj[2] has an unsupported type for serializer='safe': got builtins.slice" in sender["text"]
     assert all("rank 0 could not send its object" in result["text"] for result in receivers)

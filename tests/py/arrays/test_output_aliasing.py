@@ -56,11 +56,11 @@ def refused_calls(group):
         group.all_reduce(x)
 
 
-def test_repeated_output_is_rejected_before_sending():
+def test_array_passed_twice_as_an_output_is_rejected_before_sending():
     pair(refused_calls)
 
 
-def test_error_has_the_positions_of_the_outputs():
+def test_error_about_a_repeated_output_names_both_positions():
     group = dldist.Group(dldist.HashStore(), 0, 1)
     tensors = [array.array("d", [1.0]) for _ in range(40)]
     group.all_reduce_coalesced(tensors)
@@ -83,7 +83,7 @@ def coalesced_calls(rank):
     dldist.barrier()  # refused before anything was sent
 
 
-def test_c10d_all_reduce_coalesced_reduces_a_repeated_tensor_once():
+def test_all_reduce_coalesced_of_a_backend_reduces_a_repeated_tensor_once():
     in_worlds(2, coalesced_calls)
 
 
@@ -113,7 +113,7 @@ def allowed_calls(group):
     assert x[1:3].tolist() == ([3, 4] if rank == 0 else [6, 8])
 
 
-def test_separate_outputs_and_inputs_among_outputs_are_accepted():
+def test_outputs_may_be_separate_parts_of_one_array_and_may_be_inputs():
     pair(allowed_calls)
 
 
@@ -132,5 +132,5 @@ def batch(group):
     assert list(x) == [3, 4, 1, 2]
 
 
-def test_batch_receives_into_separate_memory():
+def test_batch_accepts_receives_only_into_separate_memory():
     pair(batch)

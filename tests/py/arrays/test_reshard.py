@@ -32,7 +32,7 @@ def in_world(size, call):
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_layouts_match_numpy_slices(seed):
+def test_resharding_of_random_layouts_matches_numpy_slices(seed):
     rng = random.Random(seed)
     dtypes = ["float32", "int8", "float16", "complex128", "bool", "int64"]
     shapes = {f"a{i}": tuple(rng.choice([0, 1, 3, 6, 8]) for _ in range(rng.randint(0, 3))) for i in range(6)}
@@ -73,7 +73,7 @@ def random_sides(rng, shapes, mesh):
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-def test_redistribute_returns_arrays_of_the_library(library):
+def test_redistribute_returns_arrays_of_the_same_library(library):
     module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
     whole = np.arange(30, dtype="float32").reshape(5, 6)
 
@@ -86,7 +86,7 @@ def test_redistribute_returns_arrays_of_the_library(library):
     in_world(3, run)
 
 
-def test_torch_bfloat16_arrays_are_resharded():
+def test_torch_bfloat16_tensors_can_be_resharded():
     torch = pytest.importorskip("torch")
     whole = torch.arange(16).to(torch.bfloat16).reshape(4, 4)
     layout = Layout({"w": ((4, 4), torch.bfloat16, [Shard(0)])}, 1)
@@ -110,7 +110,7 @@ def test_torch_bfloat16_arrays_are_resharded():
 # ---- visibility
 
 
-def test_old_version_is_visible_until_the_flip_and_the_next_push_waits():
+def test_receiver_keeps_a_version_until_it_takes_the_next_and_pushes_wait_for_it():
     layout = Layout({"w": ((4,), "int32", [Replicate()])}, 1)
     received = threading.Event()
 
@@ -137,7 +137,7 @@ def test_old_version_is_visible_until_the_flip_and_the_next_push_waits():
     in_world(2, run)
 
 
-def test_receiver_continues_after_a_timeout():
+def test_receiver_can_get_a_version_after_an_attempt_timed_out():
     layout = Layout({"w": ((4,), "int32", [Shard(0)])}, 1)
     asked = threading.Event()
 
@@ -158,7 +158,7 @@ def test_receiver_continues_after_a_timeout():
     in_world(2, run)
 
 
-def test_version_that_one_source_skipped_is_followed_by_the_next():
+def test_version_that_one_source_did_not_push_is_skipped():
     layout = Layout({"w": ((2,), "int32", [Shard(0)])}, 2)
     whole = Layout({"w": ((2,), "int32", [Replicate()])}, 1)
     skipped = threading.Event()
@@ -181,7 +181,7 @@ def test_version_that_one_source_skipped_is_followed_by_the_next():
     in_world(3, run)
 
 
-def test_timed_out_push_and_the_next_push_have_different_versions():
+def test_push_after_a_timed_out_push_has_a_different_version():
     one, two = (Layout({"w": ((4,), "int32", [Replicate()])}, mesh) for mesh in (1, 2))
     late = threading.Event()
 
@@ -224,7 +224,7 @@ def test_timed_out_push_can_be_repeated_for_the_late_destination():
     in_world(3, run)
 
 
-def test_no_flip_while_a_newer_version_is_being_written():
+def test_receiver_takes_no_version_while_a_newer_one_is_being_written():
     layout = Layout({"w": ((4,), "int32", [Shard(0)])}, 2)
     whole = Layout({"w": ((4,), "int32", [Replicate()])}, 1)
     pushed, looked = threading.Event(), threading.Event()
@@ -252,7 +252,7 @@ def test_no_flip_while_a_newer_version_is_being_written():
     in_world(3, run)
 
 
-def test_exchange_of_two_versions_is_an_error_and_not_visible():
+def test_sources_that_push_different_versions_are_an_error():
     rows = Layout({"w": ((4,), "int32", [Shard(0)])}, 2)
     whole = Layout({"w": ((4,), "int32", [Replicate()])}, 2)
 
@@ -276,7 +276,7 @@ def test_exchange_of_two_versions_is_an_error_and_not_visible():
 # ---- deltas
 
 
-def test_only_changed_blocks_are_written_to_a_slot():
+def test_delta_push_writes_only_changed_blocks():
     rows = 64
     layout = Layout({"w": ((rows, 16384), "uint8", [Shard(0)])}, 1)
 
@@ -301,7 +301,7 @@ def test_only_changed_blocks_are_written_to_a_slot():
     assert in_world(2, run)[0] == [whole, whole, 0, block, block, 0]
 
 
-def test_digests_detect_every_changed_bit_and_every_swap():
+def test_digests_of_blocks_detect_every_changed_bit_and_every_swap():
     keys = bytes(random.Random(1).randbytes(4096))
     data = np.frombuffer(random.Random(2).randbytes(1001), "u1").copy()
     seen = {dldist._core._digest(data, keys)}
@@ -333,14 +333,14 @@ def expected_digest(data, keys):
     ({"w": ((4, 2), "int32", [Shard(0)])}, "'w' is (4, 2) of float32 and (4, 2) of int32"),
     ({"v": ((4, 2), "float32", [Shard(0)])}, "'w' is (4, 2) of float32 and not there"),
 ])  # fmt: skip
-def test_incompatible_layouts_are_errors_on_both_sides(other, text):
+def test_incompatible_layouts_of_source_and_destination_are_errors_on_both(other, text):
     sides = [{"source": Layout({"w": ((4, 2), "float32", [Shard(0)])}, 1)}, {"destination": Layout(other, 1)}]
     for error in in_world(2, lambda world: error_of(Link, world, **sides[world.rank])):
         assert isinstance(error, dldist.DistMismatchError) and text in str(error)
         assert "source (ranks [0])" in str(error) and "destination (ranks [1])" in str(error)
 
 
-def test_inconsistent_or_incomplete_side_is_an_error_on_all_ranks():
+def test_ranks_that_disagree_on_a_layout_are_an_error_on_all_ranks():
     sides = [[Shard(0)], [Shard(1)], [Shard(0)]]
 
     def differ(world):
@@ -356,7 +356,7 @@ def test_inconsistent_or_incomplete_side_is_an_error_on_all_ranks():
     assert all("got 3 ([0, 1, 2]), expected 4 for the mesh" in str(error) for error in in_world(3, lack))
 
 
-def test_wrong_calls_are_rejected_immediately():
+def test_wrong_calls_of_a_link_are_rejected_immediately():
     layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
     with dldist.World() as world, Link(world, source=layout) as link:
         for arrays, text in (
@@ -379,7 +379,7 @@ def test_wrong_calls_are_rejected_immediately():
         Link(world)
 
 
-def test_destination_with_an_invalid_slot_is_lost():
+def test_destination_that_requests_an_invalid_buffer_is_treated_as_lost():
     layout = Layout({"w": ((4,), "float32", [Shard(0)])}, 1)
 
     def run(world):
@@ -401,7 +401,7 @@ def test_destination_with_an_invalid_slot_is_lost():
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
 @pytest.mark.parametrize("places", [(0, 0, 0, 1, 1), (0, 1, 0, 0, 1)])
-def test_pushes_between_hosts_arrive_and_deltas_send_only_changes(procs, places, delta):
+def test_pushes_between_hosts_arrive_and_delta_pushes_send_only_changes(procs, places, delta):
     with netns.Hosts(2) as hosts:
         address = hosts.address(places[0])
         children = [
@@ -416,7 +416,7 @@ def test_pushes_between_hosts_arrive_and_deltas_send_only_changes(procs, places,
 
 @pytest.mark.deadline(60)
 @pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
-def test_rank_without_data_on_another_host_receives_versions(procs):
+def test_rank_of_another_host_that_has_no_part_receives_version_numbers(procs):
     with netns.Hosts(2) as hosts:
         children = [
             hosts.start(procs, place, workers.receive_nothing, rank, 3, hosts.address(0)) for rank, place in enumerate((0, 1, 1))
@@ -434,7 +434,7 @@ def results_of(children):
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("victim", [1, 4])
-def test_dead_rank_is_named_and_the_others_continue(procs, victim):
+def test_dead_destination_of_a_push_is_named_and_the_others_continue(procs, victim):
     children = [procs.start(workers.lose, rank, SIZE, victim) for rank in range(SIZE)]
     port = children[0].recv()
     for child in children:

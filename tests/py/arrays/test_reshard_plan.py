@@ -62,7 +62,7 @@ def chunks(x, count, axis):
 
 
 @pytest.mark.deadline(120)
-def test_results_match_numpy_slices_and_nothing_is_sent_twice():
+def test_reshard_plan_matches_numpy_slices_and_sends_nothing_twice():
     for seed in range(CASES):
         shape, source, destination, first, second, hosts = random_case(seed)
         values = np.arange(math.prod(shape)).reshape(shape)
@@ -84,7 +84,7 @@ def test_results_match_numpy_slices_and_nothing_is_sent_twice():
 
 
 @pytest.mark.deadline(120)
-def test_members_of_a_team_send_the_same_except_for_a_slab():
+def test_ranks_with_the_same_data_send_about_equal_parts_of_it():
     uneven = 0
     for seed in range(CASES):
         shape, source, destination, first, second, _ = random_case(seed)
@@ -108,7 +108,7 @@ def largest_slab(shape, source, destination, team):
     return max(whole, default=0)
 
 
-def test_members_on_the_same_host_send():
+def test_rank_with_the_data_on_the_same_host_is_the_sender():
     source, destination = Sharding(4, [Replicate()]), Sharding(2, [Shard(0)])
     hosts = {0: "a", 1: "a", 2: "b", 3: "c", 4: "a", 5: "d"}
     made = plan((48, 2), source, destination, hosts=hosts)
@@ -117,7 +117,7 @@ def test_members_on_the_same_host_send():
     assert [made.sent_by(rank) for rank in range(4)] == [24] * 4
 
 
-def test_number_of_pieces_does_not_depend_on_the_elements():
+def test_number_of_pieces_does_not_depend_on_the_number_of_elements():
     sides = Sharding((2, 3), [Shard(0), Replicate()]), Sharding(4, [Shard(1)])
     small, large = plan((8, 8), *sides), plan((1 << 20, 1 << 20), *sides)
     # each destination requests a box from each team, which cuts twice
@@ -126,13 +126,13 @@ def test_number_of_pieces_does_not_depend_on_the_elements():
     assert plan((8, 8), *sides) is small
 
 
-def test_planning_does_not_compare_all_pairs_of_ranks():
+def test_reshard_plan_of_thousands_of_ranks_has_one_piece_a_rank():
     made = plan((1 << 20, 64), Sharding(4096, [Shard(0)]), Sharding(4096, [Shard(0)]))
     assert len(made.pieces) == 4096
 
 
 @pytest.mark.torch
-def test_torch_placements_split_as_in_torch():
+def test_torch_placements_split_arrays_as_torch_does():
     from torch.distributed.tensor import Partial
     from torch.distributed.tensor import Replicate as TorchReplicate
     from torch.distributed.tensor import Shard as TorchShard
@@ -154,6 +154,6 @@ def test_torch_placements_split_as_in_torch():
     (lambda: Sharding(2, [Shard(2)]).runs((4, 4), 0), "expected -2 to 1"),
     (lambda: plan((4,), Sharding(2, [Shard(0)]), Sharding(1, [Shard(0)]), source_ranks=[1, 1]), "expected 2 different ranks"),
 ])  # fmt: skip
-def test_wrong_arguments_are_rejected(call, text):
+def test_reshard_plan_rejects_wrong_arguments(call, text):
     with pytest.raises(ValueError if "'rows'" not in text else TypeError, match=text):
         call()

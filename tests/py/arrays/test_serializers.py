@@ -94,7 +94,7 @@ PLAIN = {
 
 @both
 @pytest.mark.parametrize("obj", PLAIN.values(), ids=PLAIN)
-def test_plain_objects_round_trip(serializer, obj):
+def test_plain_objects_are_equal_after_serialization(serializer, obj):
     back = round_trip(serializer, obj)
     assert back == obj
     assert type(back) is type(obj)
@@ -173,7 +173,7 @@ VALUES = {
 
 @both
 @pytest.mark.parametrize("obj", VALUES.values(), ids=VALUES)
-def test_values_of_standard_types_and_allowed_classes_round_trip(serializer, obj):
+def test_values_of_standard_types_and_allowed_classes_are_serialized_unchanged(serializer, obj):
     back = round_trip(serializer, [obj])[0]
     assert type(back) is type(obj) and repr(back) == repr(obj)
     assert back == obj or back != back
@@ -181,7 +181,7 @@ def test_values_of_standard_types_and_allowed_classes_round_trip(serializer, obj
         assert back.fold == obj.fold and back.tzinfo == obj.tzinfo
 
 
-def test_dataclass_is_copied_without_running_its_code():
+def test_dataclass_is_received_without_running_its_code():
     obj = Counted(3)
     obj.twice = 7
     back = round_trip(SAFE, obj)
@@ -194,7 +194,7 @@ def test_dataclass_is_copied_without_running_its_code():
         round_trip(SAFE, obj)
 
 
-def test_receiver_decides_which_classes_are_made(monkeypatch):
+def test_receiver_decides_of_which_classes_objects_are_created(monkeypatch):
     head, buffers = encode(SAFE, [Point(1, 2), Color.RED])
     monkeypatch.setattr(kinds, "_by_name", {})
     with pytest.raises(dldist.DistError, match=r"object of class test_serializers.Point: not allowed here; call dldist.allow_classes\(\)"):
@@ -207,13 +207,13 @@ def test_receiver_decides_which_classes_are_made(monkeypatch):
     assert decode(SAFE, head, buffers) == [Point(1, 2), Color.RED]
 
 
-def test_senders_cannot_name_modules():
+def test_sender_cannot_make_the_receiver_import_a_module():
     for name in ("os.system", "builtins.eval", "datetime", "test_serializers.Open", "subprocess.Popen(args)", ""):
         head = b"v" + struct.pack("<Q", len(name)) + name.encode() + struct.pack("<Q", 1) + b"s" + bytes(8)
         assert read_hostile(head, [])
 
 
-def test_allowed_classes_are_checked():
+def test_allow_classes_rejects_unsupported_classes():
     for wrong in (int, 5, Thing, enum.Enum):
         with pytest.raises(TypeError, match=r"allow_classes\(\): argument 'classes\[1\]' has a wrong type: got .*expected an enum, a"):
             dldist.allow_classes(Color, wrong)
@@ -221,7 +221,7 @@ def test_allowed_classes_are_checked():
 
 @need("numpy")
 @both
-def test_numpy_strings_and_dates_round_trip(serializer):
+def test_numpy_strings_and_dates_are_equal_after_serialization(serializer):
     numpy = pytest.importorskip("numpy")
     for x in [
         numpy.array([["abc", ""], ["\U0001f511", "d"]]),
@@ -240,7 +240,7 @@ def test_numpy_strings_and_dates_round_trip(serializer):
 
 
 @both
-def test_types_and_signs_are_preserved(serializer):
+def test_serialization_preserves_types_and_signs_of_numbers(serializer):
     back = round_trip(serializer, [-0.0, math.nan, True, 1, {0: None}])
     assert math.copysign(1, back[0]) == -1 and math.isnan(back[1])
     assert back[2] is True and type(back[3]) is int
@@ -254,7 +254,7 @@ def test_types_and_signs_are_preserved(serializer):
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
                                    "float16", "float32", "float64", "complex64", "complex128"])  # fmt: skip
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7,), (2, 3, 4), (400, 401)], ids=str)
-def test_numpy_arrays_round_trip(serializer, dtype, shape):
+def test_numpy_arrays_are_equal_after_serialization(serializer, dtype, shape):
     import numpy
 
     x = (numpy.arange(math.prod(shape)) % 100).reshape(shape).astype(dtype)
@@ -267,7 +267,7 @@ def test_numpy_arrays_round_trip(serializer, dtype, shape):
 
 @need("numpy")
 @both
-def test_every_numpy_layout_round_trips(serializer):
+def test_numpy_arrays_of_every_layout_are_equal_after_serialization(serializer):
     import numpy
 
     x = numpy.arange(120_000.0).reshape(300, 400)
@@ -277,7 +277,7 @@ def test_every_numpy_layout_round_trips(serializer):
 
 @need("numpy")
 @both
-def test_arrays_of_ml_dtypes_round_trip(serializer):
+def test_arrays_of_ml_dtypes_are_equal_after_serialization(serializer):
     numpy, ml_dtypes = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
         for count in (0, 3, LARGE):
@@ -289,7 +289,7 @@ def test_arrays_of_ml_dtypes_round_trip(serializer):
 
 @need("torch")
 @both
-def test_torch_tensors_round_trip(serializer):
+def test_torch_tensors_are_equal_after_serialization(serializer):
     torch = pytest.importorskip("torch")
     large = torch.arange(90_000.0).reshape(300, 300)
     for x in (large, large.t(), large[::2, 3:], torch.tensor(3), torch.zeros(0, 2), torch.ones(3, dtype=torch.bfloat16),
@@ -302,7 +302,7 @@ def test_torch_tensors_round_trip(serializer):
 
 
 @need("torch")
-def test_torch_views_and_parameters_are_preserved():
+def test_serialization_preserves_torch_views_and_parameters():
     torch = pytest.importorskip("torch")
     x = torch.zeros(LARGE)
     whole, part, parameter = round_trip(PICKLE, [x, x[10:20], torch.nn.Parameter(torch.ones(3))])
@@ -318,7 +318,7 @@ def test_torch_views_and_parameters_are_preserved():
 
 @need("jax")
 @both
-def test_jax_arrays_round_trip(serializer):
+def test_jax_arrays_are_equal_after_serialization(serializer):
     jnp = pytest.importorskip("jax.numpy")
     for x in (jnp.arange(5), jnp.ones((300, 300)), jnp.zeros(3, "bfloat16")):
         back = round_trip(serializer, x)
@@ -329,14 +329,14 @@ def values(array_):
     return array_.tolist()
 
 
-def test_standard_library_arrays_round_trip():
+def test_standard_library_arrays_are_equal_after_serialization():
     for x in (array.array("d", [1.5, 2]), memoryview(b"abc"), memoryview(bytes(8)).cast("h")[::2], (ctypes.c_int * 3)(1, 2, 3)):
         assert values(round_trip(SAFE, x)) == list(x)
     x = memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3))
     assert values(round_trip(SAFE, x)) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_arrays_are_read_without_any_library(monkeypatch):
+def test_receiver_without_numpy_and_torch_can_read_arrays(monkeypatch):
     """A receiver must be able to read arrays with neither NumPy nor torch."""
     head, buffers = encode(SAFE, [memoryview(array.array("f", range(6))).cast("B").cast("f", (2, 3)), array.array("d"), b""])
     bfloat16 = b"a" + b"o" + b"\x08bfloat16" + b"\0" + b"\0" + struct.pack("<Q", 2) + b"\0\0"
@@ -354,7 +354,7 @@ def test_arrays_are_read_without_any_library(monkeypatch):
 
 @need("numpy")
 @both
-def test_arrays_are_sent_and_received_without_copies(serializer):
+def test_arrays_in_objects_are_sent_and_received_without_copies(serializer):
     numpy = pytest.importorskip("numpy")
     x = numpy.arange(LARGE)
     buffers = serializer.write([x, "and"], io.BytesIO())
@@ -367,7 +367,7 @@ def test_arrays_are_sent_and_received_without_copies(serializer):
 
 @need("torch")
 @both
-def test_tensors_are_sent_from_and_received_into_place(serializer):
+def test_torch_tensors_in_objects_are_sent_and_received_without_copies(serializer):
     torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
     x = torch.arange(LARGE)
     buffers = serializer.write([x], io.BytesIO())
@@ -378,7 +378,7 @@ def test_tensors_are_sent_from_and_received_into_place(serializer):
 
 
 @need("numpy")
-def test_small_arrays_are_in_the_head():
+def test_small_arrays_are_sent_together_with_the_object():
     numpy = pytest.importorskip("numpy")
     for serializer in (SAFE, PICKLE):
         head, buffers = encode(serializer, numpy.zeros(codec.IN_BAND_BYTES - 1, "u1"))
@@ -416,7 +416,7 @@ class Zone(type(UTC).__base__):
 ZONE = b"TZif" + bytes(16) + struct.pack(">6I", 0, 0, 0, 0, 1, 4) + bytes(6) + b"UTC\0"
 
 
-def test_error_names_the_type_and_the_place():
+def test_error_about_an_unsupported_object_names_its_type_and_place():
     point = collections.namedtuple("point", "x")  # noqa: PYI024
     for obj, where, name in [
         (Thing(), "obj", "test_serializers.Thing"),
@@ -450,7 +450,7 @@ def test_error_names_the_type_and_the_place():
         round_trip(SAFE, ZoneInfo.from_file(io.BytesIO(ZONE)))
 
 
-def test_depth_is_limited():
+def test_depth_of_serialized_objects_is_limited():
     for obj in (nested(MAX_DEPTH + 1), nested(100_000)):
         with pytest.raises(ValueError, match="expected at most 100 containers around it"):
             round_trip(SAFE, obj)
@@ -461,7 +461,7 @@ def test_depth_is_limited():
 
 
 @need("numpy")
-def test_unsupported_arrays_are_rejected():
+def test_arrays_that_cannot_be_serialized_are_rejected():
     numpy = pytest.importorskip("numpy")
     for x, why in [
         (numpy.zeros(2, ">i4"), "dtype '>i4' (int32), which serializer='safe' does not take; pass x.astype('int32')"),
@@ -514,7 +514,7 @@ def read_hostile(head, buffers):
 
 @pytest.mark.deadline(60)
 @pytest.mark.exhaustive
-def test_hostile_bytes_end_in_an_error():
+def test_changed_bytes_of_a_serialized_object_end_in_an_error():
     rng = random.Random(4)
     refused = tried = 0
     for sample in samples():
@@ -537,7 +537,7 @@ def test_hostile_bytes_end_in_an_error():
     assert refused > tried / 4
 
 
-def test_noise_ends_in_an_error():
+def test_random_bytes_instead_of_a_serialized_object_end_in_an_error():
     rng = random.Random(5)
     tags = b"NTFiIfcDsbBltSZdOav" + bytes(8)
     for _ in range(5000):
@@ -545,7 +545,7 @@ def test_noise_ends_in_an_error():
         read_hostile(bytes(rng.choice(tags) if rng.random() < 0.7 else rng.randrange(256) for _ in range(length)), [])
 
 
-def test_false_sizes_allocate_no_memory():
+def test_false_sizes_in_a_serialized_object_allocate_no_memory():
     huge = struct.pack("<Q", 1 << 40)
     lies = [tag + huge for tag in (b"l", b"t", b"S", b"Z", b"d", b"O", b"s", b"I", b"b\0", b"b\1", b"B\0")]
     lies += [b"l" + struct.pack("<Q", 1) * 1 + b"l" + huge, (b"l" + struct.pack("<Q", 1)) * (1 << 16)]
@@ -568,7 +568,7 @@ def value(name, *parts):
     return b"v" + struct.pack("<Q", len(name)) + name.encode() + struct.pack("<Q", len(parts)) + head.getvalue()
 
 
-def test_impossible_values_are_malformed():
+def test_serialized_values_out_of_range_are_malformed():
     zero = timedelta(0)
     for head in [
         value("date", 0),
@@ -617,7 +617,7 @@ def test_impossible_values_are_malformed():
     assert decode(SAFE, value("UUID", bytes(16)), []) == uuid.UUID(int=0)
 
 
-def test_any_nesting_of_values_round_trips():
+def test_nested_values_of_any_kind_are_equal_after_serialization():
     hypothesis = pytest.importorskip("hypothesis")
     st = hypothesis.strategies
     zones = st.sampled_from([None, UTC, timezone(timedelta(minutes=-90), "x")])
@@ -640,7 +640,7 @@ def test_any_nesting_of_values_round_trips():
     check()
 
 
-def test_unhashable_keys_are_malformed():
+def test_serialized_dict_with_an_unhashable_key_is_malformed():
     one = struct.pack("<Q", 1)
     for head in (b"d" + one + b"l" + bytes(8) + b"N", b"S" + one + b"d" + bytes(8), b"Z" + one + b"B\0" + bytes(8)):
         assert read_hostile(head, [])
@@ -663,7 +663,7 @@ def frame_of(obj):
     return outgoing.prefix(outgoing.rounds), [bytes(outgoing.piece(index)) for index in range(outgoing.rounds.stop)]
 
 
-def test_frames_carry_objects():
+def test_objects_of_every_size_are_decoded_from_their_messages():
     for obj in (None, "x" * 440, "x" * 500, b"x" * LARGE, [b"x" * LARGE, bytearray(LARGE + 1), "x" * 500], [bytes(LARGE)] * 70):
         prefix, pieces = frame_of(obj)
         assert len(prefix) == PREFIX_BYTES
@@ -672,7 +672,7 @@ def test_frames_carry_objects():
         assert incoming.read(SAFE) == obj
 
 
-def test_flipped_prefixes_end_in_an_error():
+def test_flipped_bit_in_the_header_of_an_object_ends_in_an_error():
     for obj in ("x", "x" * 500, [bytes(LARGE), "x" * 500]):
         prefix, pieces = frame_of(obj)
         for place in range(32):
@@ -691,7 +691,7 @@ def test_flipped_prefixes_end_in_an_error():
 
 
 @pytest.mark.parametrize("has_company", [False, True])
-def test_excess_rounds_are_malformed(has_company):
+def test_header_of_an_object_that_announces_too_many_messages_is_malformed(has_company):
     for obj in ("x", "x" * 500, [bytes(LARGE)] * 3):
         outgoing = Outgoing(obj, SAFE)
         more = range(0, frames.ROUNDS_MAX + 1)
@@ -702,14 +702,14 @@ def test_excess_rounds_are_malformed(has_company):
                 Incoming(memoryview(outgoing.prefix(rounds)), 3, "call", has_company)
 
 
-def test_too_small_buffers_are_malformed():
+def test_header_of_an_object_that_announces_too_little_data_is_malformed():
     prefix = bytearray(frame_of([bytes(LARGE)] * 3)[0])
     prefix[24:32] = struct.pack("<Q", 3 * codec.IN_BAND_BYTES - 1)
     with pytest.raises(dldist.DistError, match="rank 3 sent a malformed object"):
         Incoming(memoryview(prefix), 3, "call")
 
 
-def test_too_many_arrays_are_rejected(monkeypatch):
+def test_object_with_too_many_arrays_is_rejected(monkeypatch):
     monkeypatch.setattr(frames, "ROUNDS_MAX", 2)
     outgoing = Outgoing([bytes(LARGE)] * 3, SAFE)
     assert isinstance(outgoing.error, ValueError) and not outgoing.rounds
@@ -717,14 +717,14 @@ def test_too_many_arrays_are_rejected(monkeypatch):
     assert "too many arrays of at least 65536 bytes: got 3, expected at most 2" in text
 
 
-def test_failure_is_sent_in_the_prefix():
+def test_error_of_serialization_is_sent_to_the_receiver():
     outgoing = Outgoing({"\u20ac" * 1000: [Thing()]}, SAFE)
     assert isinstance(outgoing.error, TypeError) and not outgoing.rounds
     failure = receive(outgoing.prefix(outgoing.rounds)).failure()
     assert str(failure).startswith("call(): rank 3 could not send its object: TypeError: obj['\u20ac") and failure.rank == 3
 
 
-def test_failure_without_a_text_is_sent():
+def test_error_of_serialization_is_sent_even_if_it_has_no_text():
     outgoing = Outgoing(Unspeakable(), PICKLE)
     assert isinstance(outgoing.error, Unspeakable)
     failure = receive(outgoing.prefix(outgoing.rounds)).failure()

@@ -15,7 +15,7 @@ def world():
 
 
 @pytest.mark.parametrize("dtype", ("bool", *INTS, *FLOATS, *COMPLEX))
-def test_elements_of_every_dtype_are_read_and_written(world, dtype):
+def test_elements_of_a_shared_array_of_every_dtype_are_read_and_written(world, dtype):
     x = world.empty(3, dtype)
     assert x.tolist() == [0, 0, 0] and x.dtype == dtype
     x[0], x[-1] = 1, True
@@ -44,7 +44,7 @@ def test_complex_numbers_are_read_and_written(world):
     assert x.tolist() == [1.5 - 2j, 3]
 
 
-def test_elements_are_indexed_in_several_dimensions(world):
+def test_elements_of_a_shared_array_are_indexed_in_several_dimensions(world):
     x = world.empty((2, 3))
     x[1, 2], x[-2, -3] = 7, 5
     assert x[1, 2] == x[-1, -1] == 7 and x.tolist() == [[5, 0, 0], [0, 0, 7]] and len(x) == 2
@@ -72,7 +72,7 @@ def test_elements_are_indexed_in_several_dimensions(world):
         ((2**80, 0), IndexError, "cannot fit"),
     ],
 )
-def test_invalid_index_is_rejected(world, key, kind, text):
+def test_invalid_index_of_a_shared_array_is_rejected(world, key, kind, text):
     x = world.empty((2, 3))
     with pytest.raises(kind, match=text):
         x[key]
@@ -80,7 +80,7 @@ def test_invalid_index_is_rejected(world, key, kind, text):
         x[key] = 1
 
 
-def test_array_without_dimensions_has_one_element(world):
+def test_shared_array_without_dimensions_has_one_element(world):
     x = world.empty(())
     x[()] = 2.5
     assert x[()] == x.tolist() == 2.5 and x.shape == ()
@@ -90,7 +90,7 @@ def test_array_without_dimensions_has_one_element(world):
 
 
 @pytest.mark.parametrize("dtype", ("bool", "float32", "complex128"))
-def test_numpy_shares_the_memory_of_the_array(world, dtype):
+def test_numpy_shares_the_memory_of_a_shared_array(world, dtype):
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
     x = world.empty((2, 3), dtype)
     seen = numpy.asarray(x)
@@ -99,7 +99,7 @@ def test_numpy_shares_the_memory_of_the_array(world, dtype):
     assert x[1, 2] == 1
 
 
-def test_numpy_reads_bytes_of_any_dtype(world):
+def test_numpy_reads_the_bytes_of_a_shared_array_of_any_dtype(world):
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
     x = world.empty(2, "bfloat16")
     numpy.frombuffer(x, "uint16")[1] = 0x3F80

@@ -48,7 +48,7 @@ def copy_out(tensor, nbytes):
     return packed.tolist()
 
 
-def test_ctrl_c_during_an_optional_lookup_is_raised():
+def test_ctrl_c_while_an_attribute_of_a_tensor_is_looked_up_is_raised():
     """Lookups, as of a class's exchange API, run an object's own code. Exceptions other than Ctrl-C
     mean that it has none."""
 
@@ -78,7 +78,7 @@ def test_ctrl_c_during_an_optional_lookup_is_raised():
 
 
 @pytest.mark.parametrize("code", NATIVE_FORMATS)
-def test_native_formats_are_read_as_their_dtypes(code):
+def test_buffers_of_native_formats_are_read_as_their_dtypes(code):
     view = memoryview(bytearray(3 * struct.calcsize(code))).cast(code)
     seen = see(view, True)
     assert (seen["dtype"], seen["shape"], seen["route"]) == (NATIVE_FORMATS[code], (3,), "buffer")
@@ -112,7 +112,7 @@ def test_ctypes_arrays_are_tensors(kind, dtype):
     assert see(kind(), True)["shape"] == ()
 
 
-def test_bytes_are_read_only():
+def test_bytes_objects_are_rejected_as_outputs():
     assert see(b"abc")["is_readonly"]
     with pytest.raises(ValueError, match=r"argument 'object' is an output: got a read-only bytes, expected a writable"):
         see(b"abc", True)
@@ -120,19 +120,19 @@ def test_bytes_are_read_only():
         see(memoryview(bytearray(4)).toreadonly(), True)
 
 
-def test_other_byte_order_is_rejected():
+def test_buffers_of_another_byte_order_are_rejected():
     kind = ctypes.c_float.__ctype_be__ if sys.byteorder == "little" else ctypes.c_float.__ctype_le__
     with pytest.raises(TypeError, match=f"a non-native byte order: got format '{OTHERS}f', expected .*; convert it first"):
         see((kind * 2)())
 
 
 @pytest.mark.parametrize("kind", [ctypes.c_longdouble, ctypes.c_void_p, ctypes.c_wchar, ctypes.py_object])
-def test_other_formats_are_rejected(kind):
+def test_buffers_of_unsupported_formats_are_rejected(kind):
     with pytest.raises(TypeError, match="has an unsupported dtype"):
         see((kind * 2)())
 
 
-def test_structures_are_rejected():
+def test_buffers_of_c_structures_are_rejected():
     class Pair(ctypes.Structure):
         _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_float)]
 
@@ -151,7 +151,7 @@ def test_strided_buffers_are_copied_in_order():
     assert bytes(memory) == b"w\x01x\x03y\x05z\x07"
 
 
-def test_empty_and_scalar_buffers_are_contiguous():
+def test_empty_and_scalar_buffers_count_as_contiguous():
     seen = see(bytearray(), True)
     assert (seen["count"], seen["is_contiguous"]) == (0, True)
     seen = see(memoryview(bytearray(4)).cast("f", ()), True)
@@ -161,7 +161,7 @@ def test_empty_and_scalar_buffers_are_contiguous():
     _core._copy_tensor(bytearray(), b"")
 
 
-def test_unaligned_elements_are_packed():
+def test_unaligned_buffers_are_copied():
     memory = memoryview(bytearray(9))[1:].cast("f")
     seen = see(memory, True)
     assert seen["is_contiguous"] == (seen["data"] % 4 == 0)
@@ -169,7 +169,7 @@ def test_unaligned_elements_are_packed():
     assert memory.tolist() == [1, 2]
 
 
-def test_buffers_are_released():
+def test_buffers_are_released_after_the_call():
     memory = bytearray(4)
     see(memory, True)
     with pytest.raises(ValueError):
@@ -179,7 +179,7 @@ def test_buffers_are_released():
     memory.append(0)  # BufferError while it is exported
 
 
-def test_released_buffers_are_rejected():
+def test_released_memoryviews_are_rejected():
     view = memoryview(bytearray(4))
     view.release()
     with pytest.raises(ValueError, match="cannot be exported as a buffer: operation forbidden on released") as caught:
@@ -188,7 +188,7 @@ def test_released_buffers_are_rejected():
 
 
 @pytest.mark.parametrize("thing", [3, 2.5, True, 1j, None, [1.0, 2.0], (1,), "text", {}, object(), dl.Producer])
-def test_other_objects_are_rejected(thing):
+def test_objects_that_are_no_tensors_are_rejected(thing):
     wanted = r"_describe_tensor\(\): argument 'object' must be a tensor \(an object with __dlpack__ or the buffer"
     with pytest.raises(TypeError, match=wanted + f".*, not {type(thing).__name__}$"):
         see(thing)
@@ -200,7 +200,7 @@ PRODUCERS = [dl.Producer, dl.Legacy, dl.Old]
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_capsules_are_read_and_marked_as_used(kind):
+def test_dlpack_capsules_are_read_and_marked_as_used(kind):
     producer = kind(floats(1, 2, 3, 4, 5, 6), (2, 3))
     seen = see(producer, True)
     assert (seen["dtype"], seen["shape"], seen["strides"]) == ("float32", (2, 3), (12, 4))
@@ -213,7 +213,7 @@ def test_capsules_are_read_and_marked_as_used(kind):
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_capsules_are_copied_from_and_into(kind):
+def test_data_is_copied_from_and_into_strided_dlpack_tensors(kind):
     source = kind(floats(1, 2, 3, 4, 5, 6), (3, 2), strides=(1, 3))
     assert copy_out(source, 24) == [1, 4, 2, 5, 3, 6]
     target = kind(floats(0, 0, 0, 0), (2,), strides=(2,), byte_offset=4)
@@ -268,7 +268,7 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("kind", PRODUCERS)
 @pytest.mark.parametrize("change,error,text", UNUSABLE, ids=[text for _, _, text in UNUSABLE])
-def test_unusable_capsules_are_released(kind, change, error, text):
+def test_unusable_dlpack_capsules_are_released(kind, change, error, text):
     producer = kind(**{"memory": floats(1, 2), "shape": (2,), **change})
     with pytest.raises(error, match=r"_describe_tensor\(\): argument 'object' " + text):
         see(producer)
@@ -276,7 +276,7 @@ def test_unusable_capsules_are_released(kind, change, error, text):
     assert dl.capsule_name(producer.capsules[0]).startswith("used_dltensor")
 
 
-def test_capsule_of_an_unknown_major_version_is_released():
+def test_dlpack_capsule_of_an_unknown_major_version_is_released():
     producer = dl.Producer(floats(1), (1,))
     producer.version = (2, 7)
     with pytest.raises(ValueError, match="has an unsupported version of DLPack: got 2.7, expected 1.x or 0.x"):
@@ -288,14 +288,14 @@ def test_capsule_of_an_unknown_major_version_is_released():
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_capsule_without_a_deleter_is_accepted(kind):
+def test_dlpack_capsule_without_a_deleter_is_accepted(kind):
     producer = kind(floats(1), (1,))
     producer.has_deleter = False
     assert see(producer)["count"] == 1
 
 
 @pytest.mark.parametrize("kind", PRODUCERS)
-def test_empty_and_scalar_capsules_are_accepted(kind):
+def test_empty_and_scalar_dlpack_tensors_are_accepted(kind):
     seen = see(kind(None, (0, 3)), True)
     assert (seen["count"], seen["shape"], seen["is_contiguous"]) == (0, (0, 3), True)
     seen = see(kind(None, (2**40, 0, 2**40), strides=(0, 0, 0)), True)
@@ -304,11 +304,11 @@ def test_empty_and_scalar_capsules_are_accepted(kind):
     assert (see(scalar, True)["count"], copy_out(scalar, 4)) == (1, [5])
 
 
-def test_strides_of_single_elements_do_not_matter():
+def test_strides_of_dimensions_of_size_one_do_not_matter():
     assert see(dl.Producer(floats(1, 2), (1, 2, 1), strides=(0, 1, -77)), True)["is_contiguous"]
 
 
-def test_capsule_with_the_read_only_flag_is_rejected_as_an_output():
+def test_read_only_dlpack_tensor_is_rejected_as_an_output():
     producer = dl.Producer(floats(1), (1,), flags=dl.READ_ONLY)
     assert see(producer)["is_readonly"]
     with pytest.raises(ValueError, match="is an output: got a read-only Producer"):
@@ -316,7 +316,7 @@ def test_capsule_with_the_read_only_flag_is_rejected_as_an_output():
     assert producer.deleted == 2
 
 
-def test_copies_are_rejected_as_outputs():
+def test_dlpack_tensor_that_is_a_copy_is_rejected_as_an_output():
     producer = dl.Producer(floats(1), (1,), flags=dl.IS_COPIED)
     assert see(producer)["count"] == 1
     with pytest.raises(ValueError, match="is an output: got a copy"):
@@ -324,7 +324,7 @@ def test_copies_are_rejected_as_outputs():
     assert producer.deleted == 2
 
 
-def test_overlapping_elements_are_rejected_as_outputs():
+def test_tensor_with_overlapping_elements_is_rejected_as_an_output():
     producer = dl.Producer(floats(1, 2), (2, 3), strides=(1, 0))
     assert copy_out(producer, 24) == [1, 1, 1, 2, 2, 2]
     with pytest.raises(ValueError, match="got stride 0 in dimension 1"):
@@ -333,7 +333,7 @@ def test_overlapping_elements_are_rejected_as_outputs():
 
 
 @pytest.mark.parametrize("package,kind", [("jaxlib._jax", dl.Legacy), ("jax", dl.Old), ("tensorflow.python", dl.Old)])
-def test_immutable_arrays_are_read_only_even_without_the_flag(package, kind):
+def test_arrays_of_immutable_libraries_are_rejected_as_outputs(package, kind):
     immutable = type("ArrayImpl", (kind,), {"__module__": package})(floats(1), (1,))
     assert see(immutable)["is_readonly"]
     name = package.split("lib")[0].split(".")[0]
@@ -357,7 +357,7 @@ def test_immutable_arrays_are_read_only_even_without_the_flag(package, kind):
         ((-1, 0), "device type -1:0", False),
     ],
 )
-def test_only_tensors_on_cpu_devices_are_copied(device, name, is_cpu):
+def test_only_tensors_in_cpu_memory_are_copied(device, name, is_cpu):
     producer = dl.Producer(floats(1), (1,), device_type=device[0], device_id=device[1])
     seen = see(producer, True)
     assert (seen["device"], seen["device_type"], seen["device_id"]) == (name, *device)
@@ -375,7 +375,7 @@ def test_memory_of_other_devices_is_not_read():
     assert see(nowhere, True)["data"] == 0xDEAD010
 
 
-def test_errors_of_producers_are_raised():
+def test_exceptions_of_dlpack_methods_are_raised():
     class Refusing:
         def __dlpack__(self, **keywords):
             raise BufferError("no thanks\nwith a long stack trace")
@@ -419,7 +419,7 @@ def test_errors_of_producers_are_raised():
         see(Broken())
 
 
-def test_freed_class_is_forgotten():
+def test_cached_knowledge_of_a_tensor_class_is_dropped_with_the_class():
     """Another class of another kind may be allocated at the same address."""
 
     def make_class(answer):
@@ -443,7 +443,7 @@ def test_freed_class_is_forgotten():
         assert died() is None  # nothing here has kept it
 
 
-def test_used_or_foreign_capsules_are_rejected():
+def test_used_or_foreign_dlpack_capsules_are_rejected():
     producer = dl.Producer(floats(1), (1,))
     see(producer)
 
@@ -466,7 +466,7 @@ def test_used_or_foreign_capsules_are_rejected():
 # DLPack by the C exchange API
 
 
-def test_exchange_api_is_used_instead_of_dlpack():
+def test_dlpacks_c_exchange_api_is_preferred_to_its_python_method():
     kind, _ = dl.exchange_type()
     producer = kind(floats(1, 2), (2,))
     seen = see(producer, True)
@@ -475,7 +475,7 @@ def test_exchange_api_is_used_instead_of_dlpack():
     assert (producer.deleted, producer.requested) == (2, [])
 
 
-def test_exchange_api_is_used_only_if_its_version_is_known():
+def test_dlpacks_c_exchange_api_is_used_only_if_its_version_is_known():
     newer, table = dl.exchange_type(version=(2, 0))
     producer = newer(floats(1), (1,))
     assert see(producer)["route"] == "dlpack"
@@ -486,19 +486,19 @@ def test_exchange_api_is_used_only_if_its_version_is_known():
     assert producer.deleted == 2
 
 
-def test_failed_exchange_api_falls_back_to_dlpack():
+def test_failure_of_dlpacks_c_exchange_api_falls_back_to_the_python_method():
     kind, _ = dl.exchange_type(fails=True)
     producer = kind(floats(1), (1,))
     assert see(producer)["route"] == "dlpack"
     assert producer.deleted == 1
 
 
-def test_malformed_exchange_api_is_ignored():
+def test_malformed_c_exchange_api_of_dlpack_is_ignored():
     kind = type("Odd", (dl.Producer,), {"__dlpack_c_exchange_api__": 3})
     assert see(kind(floats(1), (1,)))["route"] == "dlpack"
 
 
-def test_tensors_of_the_exchange_api_are_released():
+def test_tensors_from_dlpacks_c_exchange_api_are_released():
     kind, _ = dl.exchange_type()
     for change in (dict(lanes=2), dict(flags=dl.READ_ONLY), dict(flags=dl.IS_COPIED), dict(ndim=99)):
         producer = kind(floats(1), (1,), **change)
@@ -514,7 +514,7 @@ def test_tensors_of_the_exchange_api_are_released():
 
 @pytest.mark.parametrize("bit,hint", [("is_neg", "resolve_neg"), ("is_conj", "resolve_conj")])
 @pytest.mark.parametrize("base", [dl.Producer, dl.Legacy, dl.exchange_type()[0]])
-def test_lazy_views_are_rejected(bit, hint, base):
+def test_lazily_conjugated_or_negated_tensors_are_rejected(bit, hint, base):
     kind = type("Lazy", (base,), {bit: lambda self: True})
     producer = kind(bytearray(8), (1,), dtype=(dl.COMPLEX, 64))
     with pytest.raises(ValueError, match=hint):
@@ -537,13 +537,13 @@ def test_lists_of_tensors_are_copied():
 
 
 @pytest.mark.parametrize("thing", [bytearray(2), 3, None, "text", iter([b"a"]), {b"a"}])
-def test_other_sequences_are_rejected(thing):
+def test_arguments_that_are_no_list_or_tuple_of_tensors_are_rejected(thing):
     wanted = f"argument 'srcs' must be a list or tuple of tensors, not {type(thing).__name__}"
     with pytest.raises(TypeError, match=wanted):
         _core._copy_tensors([], thing)
 
 
-def test_wrong_item_is_named_and_all_are_released():
+def test_wrong_item_of_a_list_is_named_and_all_items_are_released():
     producers = [dl.Producer(floats(i), (1,)) for i in range(3)]
     with pytest.raises(TypeError, match=r"_copy_tensors\(\): argument 'srcs\[3\]' must be a tensor .* not int"):
         _core._copy_tensors([], [*producers, 3, b"never reached"])
@@ -552,7 +552,7 @@ def test_wrong_item_is_named_and_all_are_released():
         _core._copy_tensors([bytearray(1), b"x"], [])
 
 
-def test_list_may_change_while_it_is_read():
+def test_list_of_tensors_may_change_while_it_is_read():
     class Emptying(dl.Producer):
         def __dlpack__(self, **keywords):
             tensors.clear()
@@ -567,7 +567,7 @@ def test_list_may_change_while_it_is_read():
 # Copies and leaks
 
 
-def test_copy_requires_the_same_dtype_and_count():
+def test_copying_a_tensor_requires_the_same_dtype_and_count():
     with pytest.raises(ValueError, match="2 elements of float32 do not go into 1 of float64"):
         _core._copy_tensor(array.array("d", [0]), array.array("f", [0, 0]))
 
@@ -575,7 +575,7 @@ def test_copy_requires_the_same_dtype_and_count():
 ROUNDS = 2000
 
 
-def test_rejected_calls_keep_no_reference():
+def test_rejected_calls_keep_no_reference_to_their_tensors():
     exchanged, _ = dl.exchange_type()
     producers = [kind(floats(1, 2), (2,)) for kind in (*PRODUCERS, exchanged)]
     memory = bytearray(8)
@@ -660,7 +660,7 @@ def test_unaligned_numpy_arrays_are_copied(np):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_ml_dtypes_arrays_are_read_as_void_buffers(np, name):
+def test_arrays_of_ml_dtypes_are_read_with_their_dtype(np, name):
     kind = getattr(pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed"), name)
     array = np.arange(6).astype(kind).reshape(2, 3)
     seen = see(array, True)
@@ -685,7 +685,7 @@ def test_ml_dtypes_arrays_are_read_as_void_buffers(np, name):
 
 @pytest.mark.parametrize("name", ["float32", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.deadline(90)
-def test_jax_arrays_are_read_only(np, name):
+def test_jax_arrays_are_rejected_as_outputs(np, name):
     jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
     array = jnp.ones((2, 3)).astype(name)
     seen = see(array)
@@ -703,7 +703,7 @@ def torch():
 
 
 @pytest.mark.torch
-def test_torch_tensors_are_read_by_the_exchange_api(torch):
+def test_torch_tensors_are_read_by_dlpacks_c_exchange_api(torch):
     for name in (
         "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
         " float8_e4m3fn float8_e5m2"
@@ -729,7 +729,7 @@ def test_torch_views_are_copied_in_order(torch):
 
 
 @pytest.mark.torch
-def test_torch_parameters_are_written_in_place_by_the_exchange_api(torch):
+def test_torch_parameters_are_written_in_place(torch):
     """Parameters may be reduced in place, as with c10d; without the exchange API PyTorch refuses to
     export them."""
     leaf = torch.nn.Parameter(torch.zeros(2))
@@ -775,7 +775,7 @@ def test_torch_tensors_without_memory_are_rejected(torch):
 
 
 @pytest.mark.torch
-def test_torch_tensors_do_not_leak(torch):
+def test_reading_torch_tensors_leaks_nothing(torch):
     tensor = torch.zeros(4)
     before = sys.getrefcount(tensor)
     for _ in range(1000):

@@ -107,7 +107,7 @@ def world(request, library):
 
 @pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("name", C10D_CASES)
-def test_c10d_calls_are_right_over_a_carrier(c10d, name):
+def test_calls_of_process_groups_are_correct_over_a_carrier(c10d, name):
     if name in CASES_FOR_TWO and c10d.size != 2:
         return  # this case needs two ranks
     c10d.run(name)
@@ -119,20 +119,20 @@ def test_message_larger_than_its_buffer_is_an_error(c10d, library):
     c10d.run("message_larger_than_its_buffer" if library.carrier == "mpi" else "shorter_and_longer_messages")
 
 
-def test_every_call_uses_the_library(world):
+def test_every_supported_call_uses_the_library(world):
     team = world()
     assert team.run(carrier_workers.is_carried) == [[1] * 9] * team.size
 
 
 @pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reductions_are_right_for_every_dtype_and_count(world, dtype):
+def test_reductions_are_correct_for_every_dtype_and_count(world, dtype):
     world().run(cases.sweep_reductions, dtype, COUNTS)
 
 
 @pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_movements_are_right_for_every_dtype_and_count(world, dtype):
+def test_data_movement_is_correct_for_every_dtype_and_count(world, dtype):
     world().run(cases.sweep_movements, dtype, COUNTS)
 
 
@@ -143,7 +143,7 @@ def test_movements_are_right_for_every_dtype_and_count(world, dtype):
      cases.point_to_point, cases.shared_arrays],
     ids=lambda case: case.__name__,
 )
-def test_case_of_the_group_suite(world, case):
+def test_each_case_of_the_group_tests_passes_over_a_carrier(world, case):
     world().run(case)
 
 
@@ -167,7 +167,7 @@ def test_mismatch_is_raised_on_all_ranks(world, variant):
 
 
 @pytest.mark.parametrize("variant", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_late_rank_is_a_timeout(world, variant):
+def test_late_rank_causes_a_timeout_on_the_other_ranks(world, variant):
     team = world()
     error = team.run(cases.too_late, variant)[0]
     assert "DistTimeoutError" in error["kinds"] and error["code"] == "OP_TIMED_OUT", error
@@ -186,7 +186,7 @@ def test_abort_is_raised_on_all_ranks(world):
 
 
 @pytest.mark.parametrize("case", [cases.aborted_from_a_thread, cases.closed, cases.left_by_exception], ids=lambda case: case.__name__)
-def test_groups_can_be_ended_in_every_way(world, case):
+def test_group_over_a_carrier_can_be_ended_in_every_way(world, case):
     world().run(case)
 
 
@@ -225,7 +225,7 @@ def test_lost_peer_is_an_error_on_the_other_ranks(alone, variant):
 
 @pytest.mark.parametrize(("name", "words"), [("mpi", "install Open MPI or MPICH"), ("ucc", "pip install nvidia-libcal-cu12 libucx-cu12"),
                                              ("xccl", "pip install --no-deps oneccl-cpu impi-rt")])
-def test_missing_package_is_named(name, words):
+def test_why_not_names_the_package_to_install(name, words):
     """The reason must be one sentence that names the package to install, in every query."""
     code = (
         "import dldist as dist\n"

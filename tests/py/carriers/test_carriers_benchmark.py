@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("library", LIBRARIES or [None], ids=lambda library: getattr(library, "name", str(library)))
-def test_quick_run_prints_a_table(library, tmp_path):
+def test_quick_benchmark_of_carriers_prints_a_table(library, tmp_path):
     if library is None:
         pytest.skip("no library is installed: apt-get install openmpi-bin mpich, pip install nvidia-libcal-cu12 libucx-cu12")
     report = tmp_path / "report.json"

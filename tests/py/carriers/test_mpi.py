@@ -28,7 +28,7 @@ def run(code, env=None, prefix=(), timeout=60):
                           text=True, timeout=timeout, check=False)
 
 
-def test_world_of_one_works_without_mpirun(library):
+def test_single_process_can_use_mpi_without_mpirun(library):
     done = run(ALONE, library.variables())
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
@@ -40,7 +40,7 @@ def test_mpi_is_finalised_at_exit(library):
     assert done.returncode == 0 and sorted(done.stdout.replace("\n", "").split(";")) == ["", "0 2", "1 2"], done.stderr
 
 
-def test_missing_library_is_named_with_a_remedy():
+def test_missing_mpi_library_is_named_with_a_way_to_install_one():
     done = run(ALONE, {"DLDIST_MPI_LIBRARY": "/nowhere/libmpi.so"})
     assert done.returncode != 0
     assert "RuntimeError: Distributed package doesn't have MPI built in: cannot load MPI: /nowhere/libmpi.so: " in done.stderr
@@ -52,7 +52,7 @@ def test_file_that_is_no_mpi_library_is_rejected():
     assert "lacks" in done.stdout and "MPI_Init_thread" in done.stdout and "MPI_Iallreduce" in done.stdout, (done.stdout, done.stderr)
 
 
-def test_mpirun_of_another_library_is_an_error():
+def test_mpirun_of_another_mpi_library_is_an_error():
     commands = {library.name: library for library in LIBRARIES}
     if not {"openmpi", "mpich"} <= set(commands):
         pytest.skip("needs Open MPI and MPICH: apt-get install openmpi-bin mpich")
@@ -62,7 +62,7 @@ def test_mpirun_of_another_library_is_an_error():
         assert done.returncode != 0 and words in done.stderr, done.stderr
 
 
-def test_library_is_that_of_mpirun():
+def test_mpi_library_of_the_running_mpirun_is_loaded():
     for library in LIBRARIES:
         if library.library:
             continue
@@ -150,7 +150,7 @@ def test_killed_process_is_named(procs, variant):
         assert results[0]["at"] - killed_at < under_load(2)
 
 
-def test_create_returns_a_process_group(library):
+def test_process_group_mpi_create_returns_a_group_of_the_given_ranks(library):
     code = (
         "from dldist._backends.carrier_backends import ProcessGroupMPI\n"
         "import array, dldist\n"
@@ -165,7 +165,7 @@ def test_create_returns_a_process_group(library):
     assert sorted(done.stdout.split(";")) == ["", "mpi 0 2 3.0 None", "mpi 1 2 3.0 1"], (done.stdout, done.stderr)
 
 
-def test_flight_recorder_names_the_library(library):
+def test_flight_recorder_entries_name_mpi(library):
     code = (
         "import dldist, pickle\n"
         "dldist.init_process_group('mpi'); dldist.barrier()\n"

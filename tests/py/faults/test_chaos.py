@@ -22,7 +22,7 @@ GROUPS, ITERATIONS = 50, 600
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("part", soak.PARTS)
-def test_soak_leaks_nothing(procs, part):
+def test_many_rounds_of_random_use_leak_nothing(procs, part):
     if part == "abandoned_in_the_middle" and not os.environ.get("DLDIST_TEST_CHAOS"):
         # Once, on an overloaded machine, a rank did not join the next meeting within 20 s. The
         # cause is unknown.
@@ -34,7 +34,7 @@ def test_soak_leaks_nothing(procs, part):
 @pytest.mark.skipif(not os.environ.get("DLDIST_TEST_CHAOS"), reason="random faults: set DLDIST_TEST_CHAOS, or make chaos")
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize("options", [["--processes", "3"], ["--processes", "4", "--some-shm"]], ids=" ".join)
-def test_chaos_for_some_epochs_finds_no_failure(options):
+def test_random_programs_with_injected_faults_behave_correctly(options):
     command = [sys.executable, CHAOS / "chaos.py", "--seed", "11", "--epochs", "12", *options]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=140)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -46,7 +46,7 @@ def test_mismatch_is_raised_on_all_ranks(teams, size, variant):
 
 
 @pytest.mark.parametrize("variant", ["all_reduce", "recv", "recv any", "async", "default"])
-def test_timeout_names_the_call_and_its_ranks(teams, variant):
+def test_timeout_names_the_call_and_the_missing_ranks(teams, variant):
     error = teams(3).run(cases.too_late, variant)[0]
     assert "DistTimeoutError" in error["kinds"] and "TimeoutError" in error["kinds"], error
     assert error["code"] == "OP_TIMED_OUT"
@@ -58,7 +58,7 @@ def test_timeout_names_the_call_and_its_ranks(teams, variant):
         assert error["rank"] == 1 and error["host"] == HOST
 
 
-def test_timeout_of_another_rank_is_named():
+def test_timeout_on_another_rank_is_reported_with_that_rank():
     """The error on another rank must name the rank that timed out, and the local operation."""
     store = dldist.HashStore()
     has_posted = threading.Event()
@@ -106,7 +106,7 @@ def test_abort_does_not_fail_completed_calls(teams, size):
         assert "DistAbortedError" in later["kinds"] and "that was all" in later["text"], later
 
 
-def test_abort_from_a_thread_ends_the_call(teams):
+def test_abort_from_another_thread_ends_the_pending_call(teams):
     for error in teams(2).run(cases.aborted_from_a_thread):
         assert "DistAbortedError" in error["kinds"] and "by a thread" in error["text"], error
         assert error["seconds"] < under_load(2)
@@ -120,7 +120,7 @@ def test_calls_fail_after_close(teams):
         assert blocked["seconds"] < under_load(2)
 
 
-def test_exception_in_the_block_aborts_the_group(teams):
+def test_exception_in_a_with_block_aborts_the_group(teams):
     left, other = teams(2).run(cases.left_by_exception)
     assert left["kinds"][0] == "LookupError"
     assert "DistAbortedError" in other["kinds"] and "no such thing" in other["text"], other
@@ -147,7 +147,7 @@ def test_monitored_barrier_names_the_absent_ranks(teams, absent, is_all, named):
 
 
 @pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait"])
-def test_lost_peer_is_an_error_in_every_call(procs, variant):
+def test_lost_rank_is_an_error_in_every_call(procs, variant):
     """After SIGKILL, all ranks must get an error within a second, in every call and group."""
     ranks, _store = group_team.start_ranks(procs, cases.lose_last_rank, 3, variant)
     pids = [child.recv()[1] for child in ranks]
@@ -170,7 +170,7 @@ def test_lost_peer_is_an_error_in_every_call(procs, variant):
 
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("variant", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
-def test_interrupt_ends_the_call_and_fails_the_other_rank(procs, variant):
+def test_ctrl_c_ends_the_call_and_fails_the_other_rank(procs, variant):
     """Ctrl-C must act soon (test_blocking_calls.py: in 100 ms), and the other rank get an error."""
     ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, variant)
     for child in ranks:
@@ -191,7 +191,7 @@ def test_interrupt_ends_the_call_and_fails_the_other_rank(procs, variant):
 
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("how", ["pending", "watched", "blocked thread", "cycle", "global", "shared", "closed"])
-def test_exit_without_close_is_silent(procs, how):
+def test_process_exit_without_closing_a_group_is_silent(procs, how):
     """Processes must exit soon and without output."""
     ranks, _store = group_team.start_ranks(procs, cases.exit_without_close, 2, how)
     start = time.monotonic()
@@ -214,7 +214,7 @@ def test_forked_child_cannot_use_a_group(procs):
 # ---- memory after a failure
 
 
-def test_array_is_not_written_after_the_error(procs):
+def test_other_ranks_do_not_write_an_array_after_its_call_has_failed(procs):
     """The other rank is stopped in its all_reduce, mostly during its copy into this rank's array,
     and resumed after this rank has failed."""
     for _ in range(4):
@@ -236,7 +236,7 @@ def test_array_is_not_written_after_the_error(procs):
 # ---- meeting
 
 
-def test_connect_times_out_without_the_other_ranks():
+def test_connecting_a_group_times_out_without_the_other_ranks():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError) as raised:
@@ -246,7 +246,7 @@ def test_connect_times_out_without_the_other_ranks():
     assert "rank 1" in text and "0" in text and "2" in text, text
 
 
-def test_connect_timeout_defaults_to_the_stores():
+def test_timeout_for_connecting_defaults_to_the_timeout_of_the_store():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, timeout=0.3)
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError):
@@ -254,7 +254,7 @@ def test_connect_timeout_defaults_to_the_stores():
     assert time.monotonic() - start < under_load(3)
 
 
-def test_connect_timeout_is_at_most_the_groups_timeout():
+def test_timeout_for_connecting_is_at_most_the_timeout_of_the_group():
     store = dldist.HashStore()
     with pytest.raises(dldist.DistTimeoutError):
         dldist.Group(store, 0, 2, timeout=0.2)
@@ -280,13 +280,13 @@ def test_group_of_two_ranks_needs_a_store():
      ("DLDIST_WAIT", "spin", '"adaptive", "poll" or "sleep"'),
      ("DLDIST_ALGORITHM", "all_reduce=unknown", "unknown")],
 )
-def test_malformed_settings_are_errors(procs, name, value, text):
+def test_malformed_environment_variables_are_errors(procs, name, value, text):
     child = procs.start(cases.open_alone, env={name: value})
     kinds, message = child.result()
     assert "ValueError" in kinds and name in message and text in message
 
 
-def test_polling_rank_does_not_sleep(procs, tmp_path):
+def test_rank_that_waits_by_polling_does_not_sleep(procs, tmp_path):
     """Count sleeps: only DLDIST_WAIT=poll does not sleep.
 
     On a busy machine its core is sometimes taken away. The polling rank waits a quarter of the
@@ -306,7 +306,7 @@ def call_of(error):
     return error.op, error.seq, error.group
 
 
-def test_errors_identify_their_call():
+def test_errors_identify_the_call_that_failed():
     """Errors must identify their call: a collective has a number; messages and calls that never
     started have none."""
     store, is_over = dldist.HashStore(), threading.Event()

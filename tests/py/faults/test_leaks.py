@@ -92,7 +92,7 @@ def measure(cycle, directory, count):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("cycle", CYCLE_KINDS, ids=lambda cycle: cycle.__name__)
-def test_opening_and_closing_leaks_nothing(cycle, tmp_path):
+def test_opening_and_closing_stores_leaks_nothing(cycle, tmp_path):
     measure(cycle, str(tmp_path), CYCLES)
 
 
@@ -123,7 +123,7 @@ def failing_calls(store):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("kind", ["hash", "tcp", "prefix", "file"])
-def test_failing_calls_leak_nothing(kind, master, tmp_path):
+def test_failing_store_calls_leak_nothing(kind, master, tmp_path):
     """Failing calls must leak nothing, neither in the client nor in the server."""
     store = {
         "hash": dldist.HashStore,
@@ -143,7 +143,7 @@ def test_failing_calls_leak_nothing(kind, master, tmp_path):
     assert "x" * 3000 not in store.list_keys()
 
 
-def test_failing_constructors_leak_nothing(tmp_path):
+def test_failing_store_constructors_leak_nothing(tmp_path):
     taken = dldist.TCPStore(LOOPBACK, 0, is_master=True)
     calls = [
         lambda: dldist.TCPStore(LOOPBACK, taken.port, is_master=True),
@@ -167,7 +167,7 @@ def test_failing_constructors_leak_nothing(tmp_path):
     measure(cycle, None, 200)
 
 
-def test_arguments_and_values_are_released():
+def test_store_calls_release_their_arguments_and_values():
     """Arguments, keys in lists and values must be released, on success and on failure."""
     store = dldist.HashStore()
     key, value, array = "a key of its own", b"a value of its own", bytearray(b"abc")
@@ -218,7 +218,7 @@ def test_arguments_and_values_are_released():
     array.append(0)  # raises BufferError if a buffer is still held
 
 
-def test_exceptions_are_freed():
+def test_exceptions_are_freed_without_the_garbage_collector():
     """Exceptions must be freed without the garbage collector: no reference cycle through them."""
     import weakref
 
@@ -234,7 +234,7 @@ def test_exceptions_are_freed():
         gc.enable()
 
 
-def test_disconnected_clients_leak_nothing_in_the_server(procs):
+def test_disconnected_clients_leak_nothing_in_the_store_server(procs):
     import workers
 
     server = procs.start(workers.tcp_server)
@@ -268,7 +268,7 @@ def test_disconnected_clients_leak_nothing_in_the_server(procs):
 PY_TP_CLEAR = 51  # a number from the stable ABI
 
 
-def test_types_with_tp_clear_keep_the_gil():
+def test_types_that_support_tp_clear_do_not_release_the_gil_in_deallocation():
     """A type that releases the GIL in its deallocation must not have tp_clear: another thread would
     see a partly cleared cycle."""
     import ctypes

@@ -113,7 +113,7 @@ def test_suspend_releases_memory_and_resume_restores_it(tmp_path):
         processes.close()
 
 
-def test_calls_wait_until_all_ranks_have_resumed():
+def test_calls_wait_until_all_ranks_have_resumed_the_group():
     """A rank that resumes early must wait, and a late rank still have its data afterwards."""
 
     def case(group):
@@ -130,7 +130,7 @@ def test_calls_wait_until_all_ranks_have_resumed():
     assert in_groups(3, case) == [expected] * 3
 
 
-def test_arrays_in_use_keep_their_contents():
+def test_shared_arrays_keep_their_contents_during_a_suspension():
     def case(group):
         array = group.empty(1000, "float32")
         numpy.asarray(array)[...] = group.rank + 1
@@ -156,7 +156,7 @@ def test_suspended_group_can_be_closed_and_aborted():
     in_groups(2, lambda group: group.suspend())
 
 
-def test_suspension_waits_for_all_ranks():
+def test_suspend_times_out_if_a_rank_does_not_call_it():
     def case(group):
         if group.rank == 0:
             return None
@@ -173,7 +173,7 @@ def test_group_of_one_rank_can_be_suspended():
         group.barrier()
 
 
-def test_suspend_and_resume_work_by_c10ds_names():
+def test_suspend_and_resume_work_by_their_torch_distributed_names():
     dldist.init_process_group()
     group = dldist.group.WORLD
     group.suspend()

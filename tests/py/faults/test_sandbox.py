@@ -9,7 +9,7 @@ import sandbox_workers
 from procs import under_load
 
 
-def test_shared_array_without_memfd_is_an_error_with_a_remedy(procs):
+def test_shared_array_without_memfd_create_is_an_error_with_an_alternative(procs):
     outcome = procs.start(sandbox_workers.empty_without_memfd).result()
     if isinstance(outcome, str):
         pytest.skip(outcome)
@@ -21,7 +21,7 @@ def test_shared_array_without_memfd_is_an_error_with_a_remedy(procs):
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("error", ["ENOSYS", "EINVAL"])
-def test_rank_that_cannot_send_is_named_by_all(procs, transport, error, size):
+def test_rank_that_cannot_send_is_named_on_all_ranks(procs, transport, error, size):
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     number = getattr(errno, error)
     children = [
@@ -40,7 +40,7 @@ def test_rank_that_cannot_send_is_named_by_all(procs, transport, error, size):
     assert os.strerror(number) in outcomes[last]["text"], outcomes
 
 
-def test_objects_are_sent_without_sysinfo(procs):
+def test_objects_are_sent_even_if_the_sysinfo_call_is_forbidden(procs):
     outcome = procs.start(sandbox_workers.objects_without_sysinfo).result()
     if isinstance(outcome, str):
         pytest.skip(outcome)

@@ -261,19 +261,19 @@ def test_wrong_list_item_is_rejected(group, name, kind):
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_wrong_sizes_are_rejected(group, name):
+def test_arrays_of_a_wrong_size_are_rejected(group, name):
     check_refused(lambda: SIZES[name](group), "^(all|gather|scatter|reduce|empty|split)")
 
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("splits", [[1], [1, 1, 1], [-1, 3], [3, -1], [2, 1], [0, 1], [2**62, 2**62], [2**63 - 1, 3]], ids=str)
-def test_wrong_split_sizes_are_rejected(group, name, splits):
+def test_split_sizes_that_do_not_fit_are_rejected(group, name, splits):
     check_refused(lambda: SPLITS[name](group, splits), "[Ss]plit")
 
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("splits", [[1.0, 1.0], ["1", "1"], [None, 2], [[1], [1]], "11", 2, {0: 1, 1: 1}, [2**70, 0]], ids=str)
-def test_wrong_types_of_split_sizes_are_rejected(group, name, splits):
+def test_split_sizes_of_a_wrong_type_are_rejected(group, name, splits):
     with pytest.raises(TypeError, match="split_sizes"):
         SPLITS[name](group, splits)
 
@@ -291,7 +291,7 @@ def test_wrong_ranks_are_rejected(group, name):
 
 
 @pytest.mark.parametrize("name", ["send", "isend", "split"])
-def test_missing_rank_is_rejected(group, name):
+def test_none_as_a_rank_is_rejected(group, name):
     with pytest.raises(TypeError, match="must be int, not NoneType"):
         RANKS[name](group, None)
 
@@ -318,7 +318,7 @@ def test_largest_tag_is_accepted(pair):
 
 
 @pytest.mark.parametrize("name", [name for name in RANKS if name not in ("send", "isend", "recv", "irecv", "split")])
-def test_async_call_is_rejected_immediately(group, name):
+def test_asynchronous_call_with_a_wrong_argument_is_rejected_immediately(group, name):
     method = getattr(group, name)
     check_refused(lambda: method(ints(0), root=SIZE, async_op=True), "invalid root rank")
 
@@ -347,11 +347,11 @@ def test_wrong_timeouts_are_rejected(group, name):
 
 
 @pytest.mark.parametrize("dtype", ["float31", "", object, 1])
-def test_unknown_dtype_of_empty_is_rejected(group, dtype):
+def test_empty_rejects_an_unknown_dtype(group, dtype):
     assert isinstance(check_refused(lambda: group.empty(1, dtype), "is not a dtype"), TypeError)
 
 
-def test_too_long_message_is_an_error(pair):
+def test_message_longer_than_its_buffer_is_an_error_of_the_receiver(pair):
     """The receiver must raise. torch's process aborts here."""
     work = pair[1].isend(ints(1, 2, 3), 0, 5)
     check_refused(lambda: pair[0].recv(ints(0), 1, 5), "has sent 12 bytes, expected at most 4")
@@ -363,11 +363,11 @@ def test_too_long_message_is_an_error(pair):
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0, -1), (0, 2**40), (2**40, 2**41)])
-def test_invalid_rank_and_size_are_rejected(rank, size):
+def test_invalid_rank_and_size_of_a_group_are_rejected(rank, size):
     check_refused(lambda: dldist.Group(dldist.HashStore(), rank, size), "rank|size")
 
 
-def test_wrong_constructor_arguments_are_rejected():
+def test_group_constructor_rejects_wrong_arguments():
     check_refused(lambda: dldist.Group(None, 0, 2), "needs a store")
     check_refused(lambda: dldist.Group(None, 0, 1, timeout=-1), "timeout")
     check_refused(lambda: dldist.Group(dldist.HashStore(), 0, 2, name="x" * 1000, connect_timeout=0.1), "name")
@@ -376,7 +376,7 @@ def test_wrong_constructor_arguments_are_rejected():
             dldist.Group(*arguments)
 
 
-def test_closed_group_is_rejected():
+def test_calls_on_a_closed_group_are_rejected():
     with open_pair(timeout=10) as groups:
         pass
     for name in (*EXEMPT[:5], "irecv", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"):
@@ -386,7 +386,7 @@ def test_closed_group_is_rejected():
         groups[0].split([0, 1])
 
 
-def test_closed_store_server_is_an_error():
+def test_closed_store_server_is_an_error_when_a_group_opens():
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     client = dldist.TCPStore("127.0.0.1", server.port, timeout=5)
     del server

@@ -34,7 +34,7 @@ def every_other(*values):
 
 
 @pytest.mark.parametrize("how", ["recv", "irecv"])
-def test_short_message_leaves_the_rest_of_the_buffer(group, how):
+def test_short_message_leaves_the_rest_of_the_buffer_unchanged(group, how):
     memory, tensor = every_other(7, 7, 7, 7)
     send = group.isend(b"\1\2", 0)
     if how == "recv":
@@ -46,7 +46,7 @@ def test_short_message_leaves_the_rest_of_the_buffer(group, how):
 
 
 @pytest.mark.parametrize("how", ["recv", "irecv"])
-def test_failure_writes_nothing(group, how):
+def test_failed_receive_does_not_write_into_its_buffer(group, how):
     memory, tensor = every_other(7, 7)
     with pytest.raises(dldist.DistTimeoutError):
         if how == "recv":
@@ -56,7 +56,7 @@ def test_failure_writes_nothing(group, how):
     assert list(memory) == [7, 7, 7, 7]
 
 
-def test_abort_writes_nothing(group):
+def test_aborted_receive_does_not_write_into_its_buffer(group):
     part = group.split([0])
     memory, tensor = every_other(7, 7)
     work = part.irecv(tensor, 0)
@@ -68,7 +68,7 @@ def test_abort_writes_nothing(group):
     memory.append(0)
 
 
-def test_dropped_work_fills_its_outputs(group):
+def test_outputs_are_written_even_if_the_work_object_is_dropped(group):
     """A dropped work must fill its outputs, even if it ended before."""
     memory, tensor = every_other(1, 2, 3)
     group.all_reduce(tensor, dldist.ReduceOp.PREMUL_SUM(10), async_op=True)
@@ -86,7 +86,7 @@ class Node(array.array):
     pass
 
 
-def test_cycle_through_a_result_is_collected(group):
+def test_reference_cycle_through_a_completed_work_is_collected(group):
     tensor = Node("i", [1])
     reference = weakref.ref(tensor)
     tensor.work = group.all_reduce(tensor, async_op=True)
@@ -96,7 +96,7 @@ def test_cycle_through_a_result_is_collected(group):
     assert reference() is None
 
 
-def test_cycle_through_a_pending_work_is_kept(group):
+def test_reference_cycle_through_a_pending_work_is_kept_until_completion(group):
     tensor = Node("b", [1])
     reference = weakref.ref(tensor)
     tensor.work = group.irecv(tensor, 0)
@@ -109,7 +109,7 @@ def test_cycle_through_a_pending_work_is_kept(group):
     assert reference() is None
 
 
-def test_cycle_through_a_group_is_collected():
+def test_reference_cycle_through_a_group_is_collected():
     class Mine(dldist.Group):
         pass
 
@@ -122,7 +122,7 @@ def test_cycle_through_a_group_is_collected():
     assert reference() is None
 
 
-def test_calls_neither_leak_nor_lose_references(group):
+def test_calls_leave_reference_counts_unchanged(group):
     """Calls must neither leak nor lose a reference, whether they succeed or fail."""
     tensor, other = array.array("i", [1]), array.array("f", [1])
 
@@ -149,7 +149,7 @@ def test_calls_neither_leak_nor_lose_references(group):
 # ---- callbacks
 
 
-def test_callback_error_is_reported_and_other_callbacks_run(group, monkeypatch):
+def test_exception_of_a_callback_is_reported_and_other_callbacks_run(group, monkeypatch):
     """The error must be reported by Python's hook or the user's; other callbacks must run."""
     for hook in (sys.__unraisablehook__, lambda unraisable: seen.append(unraisable.exc_type)):
         monkeypatch.setattr(sys, "unraisablehook", hook)
@@ -165,7 +165,7 @@ def test_callback_error_is_reported_and_other_callbacks_run(group, monkeypatch):
             poll_until(lambda: seen == wanted)
 
 
-def test_interrupt_in_a_callback_reaches_its_thread():
+def test_interrupt_in_a_callback_is_raised_in_the_thread_that_runs_it():
     """Ctrl-C in a callback must reach the thread that runs it."""
     future = dldist.Future()
 
@@ -177,7 +177,7 @@ def test_interrupt_in_a_callback_reaches_its_thread():
         future.set_result(1)
 
 
-def test_exit_in_a_callback_reaches_the_caller(group):
+def test_system_exit_in_a_callback_of_a_completed_future_is_raised(group):
     """A BaseException that is not an Exception must propagate to the caller of a done future of
     every kind."""
     done = concurrent.futures.Future(), dldist.Future(), group.barrier(async_op=True).get_future()
@@ -202,7 +202,7 @@ def test_callbacks_in_a_forked_child_are_rejected(procs):
     assert procs.start(workers.watch_in_child).result().startswith("FORKED: ")
 
 
-def test_works_have_one_completion_thread(procs):
+def test_all_works_share_one_completion_thread(procs):
     assert procs.start(workers.watchers_from_many_threads, 8).result() == 1
 
 
@@ -255,7 +255,7 @@ class Ambiguous:
         raise ValueError("hard to say")
 
 
-def test_batch_starts_all_or_nothing(group):
+def test_batch_with_an_invalid_message_starts_no_message(group):
     buffer = bytearray(4)
     ops = [dldist.P2POp("irecv", buffer, None, 9), dldist.P2POp("isend", b"abcd", 7, 9)]
     with pytest.raises(ValueError, match=r"p2p_op_list\[1\].*got 7, expected 0 to 0"):
@@ -264,7 +264,7 @@ def test_batch_starts_all_or_nothing(group):
 
 
 @pytest.mark.parametrize("name", ["float32", "int8", "bool_", "complex128"])
-def test_empty_accepts_numpy_dtypes(group, name):
+def test_empty_accepts_dtypes_of_numpy(group, name):
     numpy = pytest.importorskip("numpy")
     for dtype in (getattr(numpy, name), numpy.dtype(name)):
         assert numpy.asarray(group.empty(2, dtype)).dtype == numpy.dtype(name)
@@ -274,7 +274,7 @@ def test_empty_accepts_numpy_dtypes(group, name):
 
 
 @pytest.mark.parametrize("name", sorted(name for name, node in stub_classes().items() if not node.name.startswith("_")))
-def test_stub_has_the_public_names_of_each_class(name):
+def test_type_stub_has_the_public_names_of_each_class(name):
     """A class's public names must be in its stub or a base's, and the stub must have no others."""
     cls = getattr(_core, name)
     stubs = stub_classes()
@@ -292,7 +292,7 @@ def names_in(node):
     return [*stub_functions(node.body), *fields]
 
 
-def test_stub_has_all_functions_of_the_module():
+def test_type_stub_has_all_functions_of_the_extension():
     """The stub must also have the module's private functions, because the package calls them."""
     there = {name for name, value in vars(_core).items() if callable(value) and not isinstance(value, type)}
     there -= {name for name in there if name.startswith("__")}
@@ -302,7 +302,7 @@ def test_stub_has_all_functions_of_the_module():
 # ---- threads
 
 
-def test_engine_thread_leaves_calls_to_their_callers_after_a_pause():
+def test_background_thread_does_not_take_over_calls_after_a_pause():
     """The engine's thread, which monitored the links during the rest, must not compete with callers
     for their cores."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)

@@ -37,12 +37,12 @@ def cases_of(dtypes):
 
 
 @pytest.mark.parametrize(("size", "name"), cases_of(dtypes_for))
-def test_reductions_are_right_for_every_dtype_and_count(teams, size, name):
+def test_reductions_are_correct_for_every_dtype_and_count(teams, size, name):
     teams(size).run(cases.sweep_reductions, name, COUNTS)
 
 
 @pytest.mark.parametrize(("size", "name"), cases_of(dtypes_for))
-def test_movements_are_right_for_every_dtype_and_count(teams, size, name):
+def test_data_movement_is_correct_for_every_dtype_and_count(teams, size, name):
     teams(size).run(cases.sweep_movements, name, COUNTS)
 
 
@@ -53,7 +53,7 @@ def test_movements_are_right_for_every_dtype_and_count(teams, size, name):
      cases.point_to_point, cases.shared_arrays],
     ids=lambda case: case.__name__,
 )
-def test_case_of_group_workers(teams, size, case):
+def test_each_case_of_group_operations_passes(teams, size, case):
     teams(size).run(case)
 
 
@@ -69,7 +69,7 @@ def test_operations_accept_torch_tensors(teams):
     teams(2).run(cases.with_torch, timeout=50)
 
 
-def test_large_arrays_are_right(teams):
+def test_operations_on_large_arrays_are_correct(teams):
     """Sizes beyond eager messages, and not multiples of any block size."""
     teams(2).run(cases.sweep_reductions, "f", [150_007], ["MAX"])
     teams(3).run(cases.sweep_movements, "q", [60_013])
@@ -77,7 +77,7 @@ def test_large_arrays_are_right(teams):
 
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_operations_work_without_shared_memory_or_shortcuts(teams, size, env):
+def test_operations_are_correct_without_shared_memory_or_optimisations(teams, size, env):
     """Operations must work without shared memory and without shortcuts."""
     team = teams(size, env=env)
     for name in ("f", "b"):
@@ -96,7 +96,7 @@ def test_message_larger_than_its_buffer_is_an_error(teams):
     teams(2).run(cases.point_to_point)
 
 
-def test_repeated_calls_find_all_their_blocks():
+def test_repeated_calls_with_many_blocks_use_the_blocks_of_each_call():
     """A call with more blocks than fit into its record is described once; repeats must find the
     blocks wherever the tensors are."""
     nranks, rounds = 9, 4

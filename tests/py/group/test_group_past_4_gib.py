@@ -20,7 +20,7 @@ LIMIT_S = 240
 
 @pytest.mark.exhaustive
 @pytest.mark.deadline(LIMIT_S + 20)
-def test_sizes_past_4_gib_are_right(procs):
+def test_operations_on_more_than_4_gib_are_correct(procs):
     if available_gib() < WANTED_GIB:
         pytest.skip(f"{available_gib():.1f} GiB of memory are available, and {WANTED_GIB} are wanted")
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)

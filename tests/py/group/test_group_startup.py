@@ -21,12 +21,12 @@ def is_soon(call):
     return False
 
 
-def test_split_waits_only_for_members():
+def test_splitting_a_group_of_two_ranks_is_fast():
     with open_pair(timeout=10) as groups:
         assert is_soon(lambda: on_both(groups, lambda group, _: group.split([0, 1])))
 
 
-def test_open_waits_only_for_members():
+def test_opening_a_group_of_two_ranks_is_fast():
     store = dldist.HashStore()
     numbers = itertools.count()
 

@@ -31,7 +31,7 @@ def ints(*values):
 
 
 @pytest.mark.parametrize("name", ["DistPeerLostError", "DistMismatchError", "DistAbortedError"])
-def test_exceptions_are_backend_errors_with_a_code_and_peer(name):
+def test_exceptions_of_groups_are_backend_errors_with_code_and_rank_attributes(name):
     error = getattr(dldist, name)
     assert issubclass(error, dldist.DistBackendError) and error.__module__ == "dldist" and error.__doc__
     assert issubclass(error, ConnectionError) == (name == "DistPeerLostError")
@@ -39,7 +39,7 @@ def test_exceptions_are_backend_errors_with_a_code_and_peer(name):
     assert (instance.code, instance.rank, instance.host, instance.pid) == (None,) * 4
 
 
-def test_all_names_are_public():
+def test_classes_of_groups_are_public_names_of_dldist():
     for name in [*CLASSES, "Future", "P2POp"]:
         assert name in dldist.__all__
         assert getattr(dldist, name).__doc__
@@ -47,7 +47,7 @@ def test_all_names_are_public():
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_stub_matches_the_runtime(kind):
+def test_type_stub_of_groups_matches_the_extension(kind):
     """The stub must match the runtime, parameter by parameter."""
     cls, node = getattr(dldist, kind), stub_classes()[kind]
     for name, function in stub_functions(node.body).items():
@@ -64,7 +64,7 @@ def test_stub_matches_the_runtime(kind):
 
 
 @pytest.mark.parametrize("kind", ["Group", "Work", "SharedArray"])
-def test_everything_has_a_docstring(kind):
+def test_every_public_member_of_the_group_classes_has_a_docstring(kind):
     for name, value in vars(getattr(dldist, kind)).items():
         if not name.startswith("__"):
             assert value.__doc__, name
@@ -72,7 +72,7 @@ def test_everything_has_a_docstring(kind):
                 inspect.signature(value)
 
 
-def test_invalid_construction_is_rejected(group):
+def test_groups_and_shared_arrays_reject_invalid_construction(group):
     with pytest.raises(TypeError):
         dldist.SharedArray()
     with pytest.raises(TypeError):
@@ -84,7 +84,7 @@ def test_invalid_construction_is_rejected(group):
         group.__init__(None, 0, 1)
 
 
-def test_split_of_a_subclass_is_of_the_subclass():
+def test_split_of_a_group_subclass_returns_an_instance_of_the_subclass():
     class Mine(dldist.Group):
         def double(self, tensor):
             self.all_reduce(tensor)
@@ -95,7 +95,7 @@ def test_split_of_a_subclass_is_of_the_subclass():
         assert type(group.split([0])) is Mine
 
 
-def test_heavy_modules_are_not_imported():
+def test_import_of_dldist_does_not_import_asyncio_typing_or_threading():
     assert importlib.util.find_spec("dldist._base.callback_thread")
     import subprocess
 
@@ -127,7 +127,7 @@ def test_reduce_ops_are_distinct_and_named():
         dldist.ReduceOp.PREMUL_SUM("x")
 
 
-def test_functions_name_reductions():
+def test_functions_of_numpy_and_python_may_name_reductions():
     numpy = pytest.importorskip("numpy")
     functions = {numpy.add: "SUM", numpy.multiply: "PRODUCT", numpy.minimum: "MIN", numpy.maximum: "MAX", numpy.bitwise_and: "BAND",
                  numpy.bitwise_or: "BOR", numpy.bitwise_xor: "BXOR", sum: "SUM", min: "MIN", max: "MAX"}  # fmt: skip
@@ -139,7 +139,7 @@ def test_functions_name_reductions():
             dldist.Group(None, 0, 1).all_reduce(array.array("i", [1]), unknown)
 
 
-def test_reduce_op_matches_c10d():
+def test_reduce_op_has_the_members_and_values_of_torchs():
     kind = dldist.ReduceOp
     for number, name in enumerate([*CONSTANTS, "PREMUL_SUM"]):
         op = getattr(kind.RedOpType, name)
@@ -154,7 +154,7 @@ def test_reduce_op_matches_c10d():
     assert list(kind.__members__) == [*CONSTANTS, "PREMUL_SUM"]
 
 
-def test_premul_sum_needs_a_factor_to_be_called():
+def test_premul_sum_can_be_used_in_a_call_only_with_a_factor():
     kind = dldist.ReduceOp
     scaled = kind.PREMUL_SUM(2.0)
     assert kind(scaled) == scaled and kind(scaled).factor == 2.0 and kind.RedOpType.PREMUL_SUM(factor=2.0) == scaled
@@ -182,7 +182,7 @@ def test_factor_may_be_a_scalar_of_an_array_library(group, factor):
 
 
 @pytest.mark.parametrize("op", ["sum", "Sum", dldist.ReduceOp.MAX, None])
-def test_reductions_are_accepted_in_every_form(group, op):
+def test_reduction_may_be_given_in_every_accepted_form(group, op):
     tensor = ints(3)
     group.all_reduce(tensor, op)
     group.all_reduce(tensor=tensor, op=op)
@@ -191,7 +191,7 @@ def test_reductions_are_accepted_in_every_form(group, op):
 
 @pytest.mark.parametrize(("op", "error"), [("unknown", ValueError), (1, TypeError), ("premul_sum", ValueError),
                                            (dldist.ReduceOp, TypeError), (dldist.ReduceOp.PREMUL_SUM, ValueError)])
-def test_wrong_reductions_are_rejected(group, op, error):
+def test_unknown_reductions_are_rejected(group, op, error):
     with pytest.raises(error, match="all_reduce"):
         group.all_reduce(ints(1), op)
 
@@ -275,7 +275,7 @@ def types(group):
 
 
 @pytest.mark.parametrize("name", lists(None))
-def test_wrong_values_are_rejected(group, name):
+def test_argument_with_a_wrong_value_is_rejected(group, name):
     call, text = lists(group)[name]
     with pytest.raises(ValueError, match=text):
         call()
@@ -283,14 +283,14 @@ def test_wrong_values_are_rejected(group, name):
 
 
 @pytest.mark.parametrize("name", types(None))
-def test_wrong_types_are_rejected(group, name):
+def test_argument_of_a_wrong_type_is_rejected(group, name):
     call, text = types(group)[name]
     with pytest.raises(TypeError, match=text):
         call()
     assert group.sequence == 0
 
 
-def test_failed_calls_keep_no_tensor(group):
+def test_failed_call_keeps_no_reference_to_its_tensors(group):
     """A call that fails before its start must keep no tensor."""
     tensor = bytearray(8)
     for call in (
@@ -305,14 +305,14 @@ def test_failed_calls_keep_no_tensor(group):
         tensor.append(0)
 
 
-def test_async_op_accepts_any_truth_value(group):
+def test_async_op_accepts_any_object_with_a_truth_value(group):
     assert group.barrier(async_op=False) is None
     assert group.barrier(async_op=0) is None
     assert group.barrier(async_op=1).wait()
     assert group.barrier(async_op=None) is None
 
 
-def test_lists_that_change_while_they_are_read(group):
+def test_list_of_tensors_may_change_while_a_call_reads_it(group):
     """Producers run Python code, which may change the list; calls must survive it."""
 
     class Clearing:
@@ -351,7 +351,7 @@ def test_group_has_a_settable_timeout_and_a_name():
         assert group.name == "näme" and group.timeout == timedelta(seconds=7)
 
 
-def test_sequence_counts_collectives(group):
+def test_sequence_number_of_a_group_counts_collectives_only(group):
     assert group.sequence == 0
     group.barrier()
     group.send(ints(1), 0, 1)
@@ -360,7 +360,7 @@ def test_sequence_counts_collectives(group):
     assert group.sequence == 2
 
 
-def test_store_lives_as_long_as_its_group():
+def test_store_of_a_group_is_not_freed_before_the_group():
     """The server of a store made for the group must live as long as the group."""
     import weakref
 

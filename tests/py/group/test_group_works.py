@@ -28,12 +28,12 @@ def alone():
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [cases.async_forms, cases.many_works, cases.dropped, cases.in_threads],
                          ids=lambda case: case.__name__)
-def test_case_of_group_workers(teams, size, case):
+def test_each_case_of_asynchronous_works_passes(teams, size, case):
     teams(size).run(case)
 
 
 @pytest.mark.parametrize("count", [4, 100_000])
-def test_work_of_one_rank_completes_without_a_waiter(alone, count):
+def test_work_of_a_single_rank_completes_even_if_no_thread_waits(alone, count):
     """A work must complete without a waiter. With a single rank, no engine thread monitors it."""
     tensor = array.array("f", [2.0]) * count
     ended = threading.Event()
@@ -54,7 +54,7 @@ def test_callbacks_run_on_the_completion_thread_or_immediately(teams):
     assert seen == [(True, "dldist-completion", 1, True), True]
 
 
-def test_failing_works_raise_when_awaited(teams):
+def test_failed_works_raise_when_awaited(teams):
     for result, text in teams(2).run(cases.failing_works):
         assert result == "awaited"
         assert "recv" in text and "timed out" in text
@@ -72,20 +72,20 @@ def test_group_lists_its_members(teams):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_groups_can_be_split(teams, size):
+def test_group_can_be_split_in_every_way(teams, size):
     names = teams(size).run(cases.splits)
     assert names[0].startswith("default/")
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_several_groups_can_use_one_store(teams, size):
+def test_several_groups_can_be_created_over_one_store(teams, size):
     team = teams(size)
     for _ in range(2):  # the names are reusable
         team.run(cases.more_worlds, team.port)
 
 
 @pytest.mark.deadline(60)
-def test_ranks_may_be_threads(procs):
+def test_several_ranks_may_be_threads_of_one_process(procs):
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     child = procs.start(cases.ranks_as_threads, store.port, 3)
     assert child.result(50) == [(3.0, 2), (3.0, 0), (3.0, 1)]
@@ -104,7 +104,7 @@ def test_repeated_open_and_close_leaks_nothing(teams):
 # ---- one process is enough
 
 
-def test_futures_have_the_value_or_error_that_is_set():
+def test_future_has_the_value_or_error_that_was_set():
     future = dldist.Future()
     seen = []
     future.add_done_callback(lambda done: seen.append(done.value()))
@@ -159,7 +159,7 @@ def test_work_wakes_all_waiting_threads(alone):
     assert results == [True] * 4 and bytes(tensor) == b"\1\2\3\4"
 
 
-def test_dropped_tensors_are_released_without_further_calls(alone):
+def test_tensor_of_a_dropped_work_is_released_without_another_call(alone):
     """Dropped tensors must be released, even if dldist is not called again."""
     tensor = bytearray(4)
     alone.irecv(tensor, 0)
@@ -185,14 +185,14 @@ def test_wait_of_a_completed_work_returns_immediately(alone):
     assert work.wait(0) and time.monotonic() - start < under_load(1)
 
 
-def test_dropped_group_closes():
+def test_group_is_closed_when_its_last_reference_is_dropped():
     for _ in range(20):
         group = dldist.Group(None, 0, 1)
         group.all_reduce(bytearray(4), async_op=True)
         del group
 
 
-def test_split_is_named_after_its_group(alone):
+def test_group_made_by_a_split_is_named_after_its_parent(alone):
     assert alone.split([0]).name == "default/0"
     assert alone.split((0,), name="x").name == "x"
     assert re.fullmatch(r"<dldist.Group 'default': rank 0 of 1>", repr(alone))
@@ -230,7 +230,7 @@ def resizable_arrays(numpy):
     yield plain, lambda: plain.extend(bytes(large))
 
 
-def test_memory_stays_during_works(alone):
+def test_memory_of_a_tensor_cannot_be_resized_during_a_work(alone):
     numpy = pytest.importorskip("numpy")
 
     def receive(memory):
@@ -243,7 +243,7 @@ def test_memory_stays_during_works(alone):
     check_stays(resizable_arrays(numpy), receive, complete)
 
 
-def test_memory_stays_while_a_plan_or_a_window_has_it(alone):
+def test_memory_of_a_tensor_cannot_be_resized_while_a_plan_or_window_uses_it(alone):
     numpy = pytest.importorskip("numpy")
     check_stays(resizable_arrays(numpy), alone.plan.all_reduce, lambda plan: plan.close())
     check_stays(resizable_arrays(numpy), lambda memory: dldist._core.Window(alone, memory), lambda window: window.close())

@@ -25,20 +25,20 @@ def teams():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("sweep", ["sweep_reductions", "sweep_movements"])
 @pytest.mark.parametrize("run", sorted(cases.RUNS))
-def test_planned_collectives_are_right(teams, size, sweep, run):
+def test_planned_collectives_are_correct(teams, size, sweep, run):
     for name in DTYPES if run == "call_once" and size == 2 else ["b", "f", "?"]:
         teams(size).run(cases.planned, sweep, run, name, COUNTS)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_planned_and_plain_calls_match(teams, size):
+def test_planned_calls_on_one_rank_match_plain_calls_on_another(teams, size):
     for sweep in ("sweep_reductions", "sweep_movements"):
         teams(size).run(cases.mixed, sweep, "f", COUNTS)
     teams(size).run(cases.mixed, "uneven")
 
 
 @pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
-def test_plans_work_without_shared_memory_or_shortcuts(teams, env):
+def test_planned_calls_are_correct_without_shared_memory_or_optimisations(teams, env):
     team = teams(2, env=env)
     for sweep in ("sweep_reductions", "sweep_movements"):
         team.run(cases.planned, sweep, "start_and_wait", "f", [1, 1000])
@@ -48,7 +48,7 @@ def test_plans_work_without_shared_memory_or_shortcuts(teams, env):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", ["uneven", "coalesced", "strided", "overlapping", "premultiplied", "shared_arrays"])
-def test_planned_calls_accept_every_shape_and_place(teams, size, case):
+def test_planned_calls_accept_arrays_of_every_layout(teams, size, case):
     teams(size).run(cases.planned, case, "start_and_wait")
 
 
@@ -59,11 +59,11 @@ def test_planned_calls_accept_every_shape_and_place(teams, size, case):
      cases.from_another_thread, cases.closed_plan, cases.recorded, cases.kept_alive, cases.cycles],
     ids=lambda case: case.__name__,
 )
-def test_case_of_plan_workers(teams, size, case):
+def test_each_case_of_plans_passes(teams, size, case):
     teams(size).run(case)
 
 
-def test_polls_advance_a_plan_with_more_ranks_than_cores():
+def test_polling_a_plan_advances_it_with_more_ranks_than_cores():
     """Polls must advance a plan. Without them only the engine's thread does, every 20 ms: a start
     on three ranks took 66 ms."""
     cpus = os.sched_getaffinity(0)
@@ -79,7 +79,7 @@ def test_polls_advance_a_plan_with_more_ranks_than_cores():
 
 
 @pytest.mark.parametrize("case", [cases.interrupted, cases.forked], ids=lambda case: case.__name__)
-def test_case_with_processes(teams, case):
+def test_each_case_of_plans_with_processes_passes(teams, case):
     teams(2).run(case)
 
 
@@ -102,7 +102,7 @@ def test_failure_of_a_planned_call_fails_later_calls(how, kind, texts):
         team.close()
 
 
-def test_closed_group_is_rejected():
+def test_plan_of_a_closed_group_is_rejected():
     team = group_team.Team(2, worker=cases.member)
     try:
         for outcomes in team.run(cases.closed_group):
@@ -120,7 +120,7 @@ def alone():
         yield group
 
 
-def test_arguments_are_checked_at_creation(alone):
+def test_arguments_of_a_plan_are_checked_when_it_is_created(alone):
     for call, kind, text in (
         (lambda: alone.plan.all_reduce(3), TypeError, r"plan\.all_reduce\(\)"),
         (lambda: alone.plan.all_reduce(), TypeError, r"plan\.all_reduce\(\) missing required argument 'tensor'"),
@@ -137,7 +137,7 @@ def test_arguments_are_checked_at_creation(alone):
             call()
 
 
-def test_coalesce_does_not_record_plans(alone):
+def test_plan_in_a_coalescing_block_runs_immediately(alone):
     tensor = array.array("i", [1])
     with alone.coalesce():
         plan = alone.plan.all_reduce(tensor)
@@ -145,7 +145,7 @@ def test_coalesce_does_not_record_plans(alone):
     plan()
 
 
-def test_plan_keeps_its_group(alone):
+def test_plan_keeps_its_group_open(alone):
     group = dldist.Group(None, 0, 1)
     plan = group.plan.barrier()
     del group

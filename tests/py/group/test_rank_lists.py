@@ -33,13 +33,13 @@ def refuse(call, error, text):
     assert peak < 2**24  # including the modules that the call imports
 
 
-def test_world_split_rejects_too_many_ranks(world):
+def test_world_split_rejects_a_list_of_too_many_ranks(world):
     refuse(lambda: world.split(MANY), ValueError, "invalid rank: got 1, expected 0 to 0")
     refuse(lambda: world.new_group(range(1, 10**7)), ValueError, "invalid rank: got 1, expected 0 to 0")
     assert world.new_group([1]) is None
 
 
-def test_new_group_rejects_too_many_ranks(default_group):
+def test_new_group_rejects_a_list_of_too_many_ranks(default_group):
     refuse(lambda: dldist.new_group(MANY), ValueError, "got 10000000 ranks, expected at most 1")
     refuse(lambda: dldist.new_group(iter(MANY)), ValueError, "got more than 1 ranks, expected at most 1")
 
@@ -48,12 +48,12 @@ def test_new_subgroups_by_enumeration_rejects_too_many_ranks(default_group):
     refuse(lambda: dldist.new_subgroups_by_enumeration([MANY]), ValueError, "got 10000000 ranks, expected at most 1")
 
 
-def test_split_group_rejects_too_many_ranks(default_group):
+def test_split_group_rejects_a_list_of_too_many_ranks(default_group):
     refuse(lambda: dldist.split_group(split_ranks=[MANY]), ValueError, "less or equal to the world_size")
     refuse(lambda: default_group.split_group(MANY), ValueError, "expected different ranks in 0 to 0")
 
 
-def test_device_mesh_rejects_too_many_ranks(world, default_group):
+def test_device_mesh_rejects_an_array_of_too_many_ranks(world, default_group):
     refuse(lambda: dldist.DeviceMesh("cpu", MANY), RuntimeError, "world size 1, but found 10000000 ranks")
     refuse(lambda: dldist.DeviceMesh("cpu", [MANY], world=world), RuntimeError, "found 10000000 ranks")
 

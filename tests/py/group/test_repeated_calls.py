@@ -109,11 +109,11 @@ def disagreeing(group, rank):
 
 
 @pytest.mark.parametrize("case", [every_collective, overlapping, wrong_after_right, disagreeing], ids=lambda case: case.__name__)
-def test_repeated_calls_have_right_results(case):
+def test_repeated_calls_have_correct_results(case):
     in_two_threads(case)
 
 
-def test_more_forms_than_the_cache_holds_are_right():
+def test_calls_with_more_shapes_than_the_call_cache_holds_are_correct():
     group = dldist.Group(None, 0, 1)
     for _ in range(TIMES):
         for count in range(100):
@@ -123,7 +123,7 @@ def test_more_forms_than_the_cache_holds_are_right():
     group.close()
 
 
-def test_threads_may_use_different_forms_of_a_call_site():
+def test_threads_may_repeat_one_call_with_different_shapes():
     group = dldist.Group(None, 0, 1)
 
     def run(thread):
@@ -136,7 +136,7 @@ def test_threads_may_use_different_forms_of_a_call_site():
     group.close()
 
 
-def test_recorder_has_each_call():
+def test_flight_recorder_has_each_of_several_repeated_calls():
     group = dldist.Group(None, 0, 1)
     group.all_reduce(of(1))
 
@@ -160,7 +160,7 @@ def test_recorder_has_each_call():
 
 
 @pytest.mark.skipif(not HAS_NUMPY, reason="NumPy is not installed")
-def test_numpy_arrays_are_read_directly():
+def test_numpy_arrays_are_read_without_the_buffer_protocol():
     import numpy as np
 
     see = dldist._core._describe_tensor

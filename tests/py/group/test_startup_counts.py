@@ -120,14 +120,14 @@ def counts():
     return least
 
 
-def test_startup_needs_few_round_trips_to_the_store(counts):
+def test_opening_a_world_needs_few_round_trips_to_the_store(counts):
     assert counts["round trips"] <= ROUND_TRIPS
     assert counts["connections"] == 1
 
 
-def test_startup_starts_few_threads(counts):
+def test_opening_a_world_starts_few_threads(counts):
     assert counts["threads"] <= THREADS
 
 
-def test_startup_opens_few_sockets(counts):
+def test_opening_a_world_opens_few_sockets(counts):
     assert counts["sockets"] <= SOCKETS

@@ -364,5 +364,5 @@ class WorldMachine(RuleBasedStateMachine):
 
 @pytest.mark.exhaustive
 @pytest.mark.deadline(120)
-def test_worlds_match_the_model_in_random_sequences():
+def test_random_sequences_of_world_calls_match_a_simple_model():
     run_state_machine_as_test(WorldMachine, settings=depth(examples=45, steps=40))

@@ -42,20 +42,20 @@ def test_symmetric_memory_may_have_every_dtype(teams, dtype):
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
-def test_case_of_window_workers(teams, size, case):
+def test_each_case_of_symmetric_memory_passes(teams, size, case):
     teams(size).run(case)
 
 
 @needs("numpy")
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [cases.parts, cases.packed, cases.bad_memory, cases.one_sided_gets], ids=lambda case: case.__name__)
-def test_case_with_numpy(teams, size, case):
+def test_each_case_of_symmetric_memory_with_numpy_passes(teams, size, case):
     teams(size).run(case)
 
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("library", [pytest.param(name, marks=needs(name)) for name in ("numpy", "torch", "jax")])
-def test_symmetric_memory_works_with_arrays_of_libraries(teams, library):
+def test_symmetric_memory_works_with_arrays_of_each_library(teams, library):
     teams(2).run(cases.libraries, library, timeout=60)
 
 
@@ -70,7 +70,7 @@ def test_many_allocations_leak_nothing(teams):
     teams(2).run(cases.many, timeout=100)
 
 
-def test_waiting_for_a_dead_peer_is_an_error(procs):
+def test_waiting_for_the_signal_of_a_dead_rank_is_an_error(procs):
     """A rank that waits for the peer must get an error within a second; the peer's memory must stay
     readable."""
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
@@ -89,7 +89,7 @@ def test_waiting_for_a_dead_peer_is_an_error(procs):
 # ---- the module
 
 
-def test_module_level_calls_work_over_every_kind_of_group():
+def test_module_level_symmetric_memory_calls_work_over_every_kind_of_group():
     """Calls must work over the default group, a group by name, and a group unknown to c10d."""
 
     def case(rank):
@@ -109,7 +109,7 @@ def test_module_level_calls_work_over_every_kind_of_group():
     in_worlds(2, case)
 
 
-def test_torchs_static_methods_are_provided():
+def test_symmetric_memory_has_the_static_methods_of_torchs_class():
     kind = symmetric_memory._SymmetricMemory
     store = dldist.HashStore()
     kind.set_group_info("by hand", 0, 1, store)
@@ -142,7 +142,7 @@ def test_signal_pad_size_can_be_set(monkeypatch):
         symmetric_memory.set_signal_pad_size(0)
 
 
-def test_missing_group_is_an_error():
+def test_symmetric_memory_without_a_group_is_an_error():
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
         dldist.empty(4)
     with pytest.raises(RuntimeError, match="'unknown'"):
@@ -154,7 +154,7 @@ def test_missing_group_is_an_error():
 
 
 @pytest.mark.torch
-def test_torchs_names_exist():
+def test_symmetric_memory_has_the_public_names_of_torchs_module():
     """Public names of torch's module and its handles' members must exist, except those listed."""
     from torch._C import _distributed_c10d as core
     from torch.distributed import _symmetric_memory as torch_module

@@ -55,14 +55,14 @@ def counts(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_counter_counts(counts):
+def test_counter_of_system_calls_counts_correctly(counts):
     assert counts["getppid, five times"] == 5
 
 
 @pytest.mark.parametrize("call", LIMITS)
-def test_calls_make_few_system_calls(counts, call):
+def test_each_call_makes_few_system_calls(counts, call):
     assert counts[call] <= LIMITS[call]
 
 
-def test_all_calls_have_limits(counts):
+def test_all_counted_calls_have_a_limit_of_system_calls(counts):
     assert set(counts) == {*LIMITS, "getppid, five times"}

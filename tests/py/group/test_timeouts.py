@@ -41,7 +41,7 @@ def pending_of(group):
 
 
 @pytest.mark.parametrize("waits_of", [future_of, pending_of])
-def test_timeout_zero_polls_results_once(waits_of):
+def test_wait_with_timeout_zero_checks_once(waits_of):
     poll_once(waits_of, threading.Event())
 
 
@@ -61,11 +61,11 @@ def poll_a_block_once(group, is_late):
     assert block.wait() and block.wait(0)
 
 
-def test_timeout_zero_polls_a_coalesced_block_once():
+def test_wait_with_timeout_zero_checks_a_coalesced_block_once():
     poll_a_block_once(threading.Event())
 
 
-def test_timeout_zero_polls_a_plain_future_once():
+def test_wait_with_timeout_zero_checks_a_future_once():
     future = dldist.Future()
     with late():
         future.wait(0)
@@ -87,7 +87,7 @@ def wait_as_c10d(group, is_late):
     assert time.monotonic() - start >= 0.1
 
 
-def test_work_waits_without_limit_as_in_c10d():
+def test_work_wait_has_no_limit_by_default_as_in_torch_distributed():
     wait_as_c10d(threading.Event())
 
 
@@ -103,11 +103,11 @@ def messages(group):
     return x[0]
 
 
-def test_timeout_zero_receives_only_messages_that_have_arrived():
+def test_receive_with_timeout_zero_returns_only_messages_that_have_arrived():
     assert messages() == [1.0, 1.0]
 
 
-def test_timeout_zero_polls_a_store_once():
+def test_store_call_with_timeout_zero_checks_once():
     store = dldist.HashStore()
     with late():
         store.get("absent", timeout=0)

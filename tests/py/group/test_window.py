@@ -20,11 +20,11 @@ def teams():
     [cases.windows, cases.async_windows, cases.unregistered_source, cases.awaited_twice, cases.nothing_registered],
     ids=lambda case: case.__name__,
 )
-def test_case_of_window_workers(teams, size, case):
+def test_each_case_of_windows_passes(teams, size, case):
     teams(size).run(case)
 
 
-def test_process_groups_make_windows_by_c10ds_names(monkeypatch):
+def test_process_groups_create_windows_by_their_torch_distributed_names(monkeypatch):
     """Windows must work by c10d's names, with hooks and in DETAIL mode."""
 
     def case(rank):
@@ -47,7 +47,7 @@ def test_process_groups_make_windows_by_c10ds_names(monkeypatch):
     in_worlds(2, case)
 
 
-def test_window_enums_and_options_have_c10ds_values():
+def test_window_enums_and_options_have_the_values_of_torch():
     assert [int(member) for member in (dldist.WindowAccessType.UNIFIED, dldist.WindowAccessType.SEPARATE)] == [0, 1]
     for kind in (dldist.PutOptions, dldist.SignalOptions, dldist.WaitSignalOptions):
         opts = kind()
@@ -55,6 +55,6 @@ def test_window_enums_and_options_have_c10ds_values():
     assert "SEPARATE" in repr(dldist.WindowAttr(dldist.WindowAccessType.SEPARATE))
 
 
-def test_views_are_released_by_foreign_threads(procs):
+def test_views_of_a_window_may_be_released_by_threads_without_python(procs):
     start, taken, one_gone, another_gone, at_the_end = procs.start(cases.release_from_foreign_threads).result()
     assert start == 0 and 2 * taken == 3 * one_gone > 0 and taken == 3 * another_gone and at_the_end == another_gone

@@ -59,7 +59,7 @@ def group():
 # ---- without an operation
 
 
-def test_plain_work_has_no_operation():
+def test_work_made_by_its_constructor_has_no_operation():
     work = dldist.Work()
     assert (work.is_completed(), work.is_success(), work.exception()) == (False, True, None)
     assert work.synchronize() is None and work.timeout == timedelta(0) and work._get_op_type() == 100
@@ -77,7 +77,7 @@ def test_plain_work_has_no_operation():
         dldist.Work(1)
 
 
-def test_plain_work_cannot_be_awaited():
+def test_work_made_by_its_constructor_cannot_be_awaited():
     async def wait():
         await dldist.Work()
 
@@ -112,7 +112,7 @@ class Mine(dldist.Work):
         return future
 
 
-def test_subclass_of_work_is_a_completed_work():
+def test_instance_of_a_subclass_of_work_counts_as_completed():
     work = Mine([1], text="mine")
     assert isinstance(work, dldist.Work) and work.wait() and work.is_completed() and work.is_success()
     assert work.get_future().wait() == [1] and work.text == "mine" and "Mine without" in repr(work)
@@ -128,7 +128,7 @@ def test_subclass_of_work_need_not_call_init():
     assert Lazy().is_success()
 
 
-def test_subclass_is_collected():
+def test_cycle_through_an_instance_of_a_subclass_of_work_is_collected():
     work = Mine(1)
     work.myself = work
     gone = weakref.ref(work)
@@ -137,7 +137,7 @@ def test_subclass_is_collected():
     assert gone() is None
 
 
-def test_boxed_work_is_unboxed_unchanged(group):
+def test_unboxing_a_boxed_work_returns_the_same_work(group):
     for work in (dldist.Work(), Mine(1), group.barrier(async_op=True)):
         assert dldist.Work.unbox(work.boxed()) is work
     with pytest.raises(TypeError, match="boxed"):
@@ -148,7 +148,7 @@ def test_boxed_work_is_unboxed_unchanged(group):
 
 
 @pytest.mark.parametrize("name", OP_TYPES)
-def test_work_has_its_operation_type_and_number(group, name):
+def test_work_has_the_type_and_sequence_number_of_its_operation(group, name):
     call, number = OP_TYPES[name]
     before = group.sequence
     work = call(group, ints(7))
@@ -156,7 +156,7 @@ def test_work_has_its_operation_type_and_number(group, name):
     assert work._get_op_type() == number and work._get_sequence_number() == work.sequence == before + 1
 
 
-def test_work_has_its_duration_and_timeout(group):
+def test_work_has_the_duration_and_timeout_of_its_operation(group):
     work = group.all_reduce(ints(1), timeout=3, async_op=True)
     work.wait()
     assert work._get_duration() == pytest.approx(work.duration * 1000) and work._get_duration() >= 0
@@ -184,7 +184,7 @@ def test_works_of_messages_have_no_sequence_number():
 
 
 @pytest.mark.parametrize("zero", [0, 0.0, timedelta(0)])
-def test_zero_timeout_has_no_limit(zero):
+def test_work_wait_with_a_timedelta_of_zero_has_no_limit(zero):
     with open_pair(timeout=10) as (first, second):
         tensor = ints(0)
         work = second.irecv(tensor, 0)
@@ -199,7 +199,7 @@ def test_zero_timeout_has_no_limit(zero):
         assert on_both([first, second], run) == [None, True] and tensor[0] == 9
 
 
-def test_wait_is_limited_by_the_operation():
+def test_work_wait_ends_with_the_timeout_of_its_operation():
     with open_pair(timeout=10) as (_, second):
         work = second.irecv(ints(0), 0, timeout=0.2)
         start = time.monotonic()
@@ -208,7 +208,7 @@ def test_wait_is_limited_by_the_operation():
         assert 0.1 < time.monotonic() - start < 5 and work.is_completed() and not work.is_success()
 
 
-def test_work_continues_after_a_timeout_of_wait():
+def test_operation_continues_after_wait_has_timed_out():
     with open_pair(timeout=10) as (first, second):
         tensor = ints(0)
         work = second.irecv(tensor, 0)

@@ -28,7 +28,7 @@ def sum_in(world, value=1.0):
     return x[0]
 
 
-def test_world_of_one_needs_no_arguments():
+def test_world_of_one_rank_needs_no_arguments():
     with dldist.World() as world:
         assert (world.rank, world.size, world.world_size, world.name) == (0, 1, 1, "default")
         assert world.all_gather_object("hello") == ["hello"]
@@ -38,7 +38,7 @@ def test_world_of_one_needs_no_arguments():
     world.close()
 
 
-def test_name_can_be_reused_over_the_same_store():
+def test_name_of_a_world_can_be_reused_over_the_same_store():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -49,7 +49,7 @@ def test_name_can_be_reused_over_the_same_store():
         assert on_threads(2, rank_of) == [3, 3]
 
 
-def test_worlds_overlap_over_one_store_and_over_several():
+def test_worlds_with_common_ranks_work_over_one_store_and_over_several():
     stores = [dldist.HashStore(), dldist.HashStore()]
 
     # name: the store, and the places of its ranks
@@ -87,7 +87,7 @@ def test_worlds_of_one_process_are_used_at_the_same_time():
     assert on_threads(2, rank_of) == [[[2 * number] * 20 for number in range(4)]] * 2
 
 
-def test_only_members_make_a_group():
+def test_new_group_of_a_world_is_called_only_by_its_members():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -154,7 +154,7 @@ def test_the_default_world_is_a_world():
     assert in_worlds(2, case) == [(True, True)] * 2
 
 
-def test_every_object_call_is_right():
+def test_every_call_of_a_world_for_objects_is_correct():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -172,7 +172,7 @@ def test_every_object_call_is_right():
     on_threads(2, rank_of)
 
 
-def test_timeout_is_of_a_world_a_group_or_a_call():
+def test_timeout_can_be_set_for_a_world_a_group_or_a_call():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -193,7 +193,7 @@ def test_timeout_is_of_a_world_a_group_or_a_call():
 # ---- the end
 
 
-def test_exception_in_the_block_aborts_the_other_ranks():
+def test_exception_in_a_with_block_aborts_the_other_ranks():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -234,7 +234,7 @@ def test_abort_ends_the_groups_of_a_world():
         assert "out of coffee" in text
 
 
-def test_call_all_calls_every_function_and_raises_the_interrupt():
+def test_call_all_calls_every_function_and_raises_the_first_interrupt():
     called = []
 
     def fail(error):
@@ -249,7 +249,7 @@ def test_call_all_calls_every_function_and_raises_the_interrupt():
     assert called == [*errors, *errors[:2]]
 
 
-def test_world_whose_close_fails_is_released():
+def test_world_whose_close_has_failed_is_freed():
     world = dldist.World()
     part = world.new_group([0])
     late = part.irecv(vector(0), 0)
@@ -286,7 +286,7 @@ def test_split_by_needs_objects_that_can_be_sent():
         assert isinstance(error_of(world.split_by, object()), TypeError)
 
 
-def test_late_close_names_the_operations_under_way_and_their_lines():
+def test_close_that_times_out_names_pending_operations_and_their_lines():
     world = dldist.World(name="w")
     line = sys._getframe().f_lineno + 1
     late = [world.irecv(vector(0), 0, 4), world.irecv(vector(0), tag=dldist.ANY_TAG), world.new_group([0]).irecv(vector(0), 0)]
@@ -299,7 +299,7 @@ def test_late_close_names_the_operations_under_way_and_their_lines():
     assert all(work.is_completed() for work in late)
 
 
-def test_close_applies_its_timeout_once():
+def test_timeout_of_close_applies_to_all_groups_together():
     store = dldist.HashStore()
     closed = threading.Event()
 
@@ -322,7 +322,7 @@ def test_close_applies_its_timeout_once():
 
 
 @pytest.mark.parametrize("timeout", [-1, "soon", float("nan")])
-def test_close_rejects_wrong_timeouts(timeout):
+def test_close_of_a_world_rejects_wrong_timeouts(timeout):
     with dldist.World() as world:
         part = world.new_group([0])
         assert "close(): argument 'timeout'" in str(error_of(world.close, timeout))
@@ -333,7 +333,7 @@ def test_close_rejects_wrong_timeouts(timeout):
 @pytest.mark.parametrize(
     ("op", "tensor", "peer", "tag"), [("isend", b"ab", 0, -1), ("isend", b"ab", 7, 9), ("irecv", b"read-only", 0, 9)]
 )
-def test_batch_with_one_bad_message_starts_none(op, tensor, peer, tag):
+def test_batch_with_one_invalid_message_starts_no_message(op, tensor, peer, tag):
     with dldist.World() as world:
         buffer = bytearray(4)
         ops = [dldist.P2POp("irecv", buffer, 0, tag=9), dldist.P2POp(op, tensor, peer, tag=tag)]
@@ -345,7 +345,7 @@ def test_batch_with_one_bad_message_starts_none(op, tensor, peer, tag):
         assert receiving.wait(5) and (bytes(buffer), bytes(other)) == (bytes(4), b"abcd")
 
 
-def test_close_ends_all_groups_if_one_is_late():
+def test_close_ends_all_groups_even_if_one_times_out():
     store = dldist.HashStore()
     closed = threading.Event()
 
@@ -382,7 +382,7 @@ def test_close_ends_all_groups_if_one_is_late():
         ({"name": 3}, TypeError, "name"),
     ],
 )
-def test_wrong_arguments_are_rejected(arguments, kind, text):
+def test_world_rejects_wrong_arguments(arguments, kind, text):
     given = {**arguments, "store": dldist.HashStore()} if arguments.get("store") == "hash" else arguments
     error = error_of(dldist.World, **given)
     assert isinstance(error, kind)
@@ -390,21 +390,21 @@ def test_wrong_arguments_are_rejected(arguments, kind, text):
 
 
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:0", "file://{folder}/place", "env://"])
-def test_url_is_the_first_argument(url, tmp_path, monkeypatch):
+def test_url_may_be_the_first_argument_of_world(url, tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
     with dldist.World(url.format(folder=tmp_path), 0, 1) as world:
         assert (world.rank, world.size) == (0, 1)
 
 
-def test_none_stands_for_each_default():
+def test_none_stands_for_the_default_of_each_argument_of_world():
     with dldist.World(None, None, None, timeout=None) as world, dldist.World() as plain:
         assert world.timeout == plain.timeout == timedelta(minutes=30)
     with dldist.World(dldist.HashStore(), 0, 1, timeout=None) as world:
         assert world.timeout == timedelta(minutes=30)
 
 
-def test_missing_ranks_are_named():
+def test_opening_a_world_names_the_missing_ranks():
     error = error_of(dldist.World, dldist.HashStore(), 0, 3, timeout=10, connect_timeout=0.1)
     assert isinstance(error, dldist.DistTimeoutError)
     assert "rank" in str(error) and "1" in str(error) and "2" in str(error)
@@ -483,18 +483,18 @@ def test_many_default_worlds_of_two_processes_leak_nothing():
         assert after["bytes"] <= before["bytes"] + RSS_ALLOWED
 
 
-def test_program_without_destroy_exits_quietly():
+def test_program_without_destroy_process_group_exits_quietly():
     for code, out, err, seconds in world_workers.run_programs_without_destroy():
         assert (code, out, err) == (0, "", "")
         assert seconds < 5
 
 
 @pytest.mark.parametrize("early", [0, 1])
-def test_rank_may_close_before_or_after_the_others(early):
+def test_rank_may_close_its_world_before_or_after_the_others(early):
     assert run_ranks(world_workers.destroy_at_different_times, 2, early, timeout=20) == ["left", "left"]
 
 
-def test_rank_that_dies_while_others_wait_is_named():
+def test_rank_that_dies_while_a_world_is_opened_is_named():
     ends = world_workers.die_in_init()
     assert len(ends) == 2
     for kind, _, seconds in ends:

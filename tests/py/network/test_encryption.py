@@ -86,7 +86,7 @@ def hosts(procs):
 
 @needs_hosts
 @pytest.mark.parametrize("encryption", ["on", "off"])
-def test_nothing_on_the_wire_can_be_read(procs, hosts, encryption):
+def test_nothing_sent_between_hosts_can_be_read_on_the_wire(procs, hosts, encryption):
     capture = Capture(hosts.namespaces[0])
     try:
         transports = run_ranks(procs, hosts, "everything", [environment(encryption=encryption)] * 2)
@@ -113,14 +113,14 @@ def test_groups_use_the_secret_of_their_store(procs, hosts):
 
 
 @needs_hosts
-def test_log_has_the_cipher_once(procs, hosts):
+def test_log_names_the_cipher_once(procs, hosts):
     for records in run_ranks(procs, hosts, "log", [environment()] * 2):
         assert len(records) == 1
         assert re.match("connections over TCP are encrypted with (AES-256-GCM|ChaCha20-Poly1305), by OpenSSL ", records[0]), records
 
 
 @needs_hosts
-def test_ranks_that_disagree_on_encryption_fail(procs, hosts):
+def test_clients_and_stores_that_disagree_on_encryption_fail_to_connect(procs, hosts):
     served, refused = [environment(), environment(encryption="off")]
     failures = []
     for env in ([served, refused], [refused, served]):
@@ -139,7 +139,7 @@ def test_ranks_that_disagree_on_encryption_fail(procs, hosts):
 
 
 @needs_hosts
-def test_links_that_disagree_on_encryption_fail(procs, hosts, tmp_path):
+def test_ranks_that_disagree_on_encryption_fail_to_connect(procs, hosts, tmp_path):
     env = [environment(), environment(encryption="off")]
     children = [
         hosts.start(procs, rank, encryption_workers.start, "meet_over_file", rank, 2, str(tmp_path / "store"), env=env[rank])
@@ -161,7 +161,7 @@ def test_child_processes_do_not_inherit_the_secret(procs):
     assert forked == SECRET.encode()  # a fork has its parent's memory, not only its variables
 
 
-def test_secret_of_dlrun_is_in_no_process_list(tmp_path):
+def test_secret_of_dlrun_is_not_visible_in_process_lists(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, subprocess, dldist\n"
@@ -233,7 +233,7 @@ needs_mounts = pytest.mark.skipif(
 
 
 @needs_mounts
-def test_missing_library_error_has_a_remedy():
+def test_error_about_a_missing_crypto_library_says_what_to_do():
     done = run_without(LIBRARIES, PAIR_OVER_TCP)
     lines = done.stdout.splitlines()
     assert lines[0] == "served", done.stderr  # a single host needs no encryption

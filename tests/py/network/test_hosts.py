@@ -94,7 +94,7 @@ def name(layout):
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name)
-def test_every_collective_is_right_between_hosts(team, layout, algorithm):
+def test_every_collective_between_hosts_is_correct(team, layout, algorithm):
     ranks_team = team(layout, "every_collective", env={"DLDIST_ALGORITHM": algorithm})
     for rank, members in enumerate(ranks_team.results(80)):
         assert [host for host, _, _ in members] == [ranks_team.hosts.name(host) for host in layout]
@@ -109,7 +109,7 @@ def test_every_collective_is_right_between_hosts(team, layout, algorithm):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
-def test_large_blocks_are_right(team, layout):
+def test_collectives_of_large_blocks_between_hosts_are_correct(team, layout):
     team(layout, "large_blocks", [100_000, 1_500_000]).results(80)
 
 
@@ -117,13 +117,13 @@ def test_large_blocks_are_right(team, layout):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat", "reduce=direct"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2), TWO_BY_TWO], ids=name)
-def test_rank_may_close_after_its_last_call(team, layout, algorithm):
+def test_rank_may_close_right_after_its_last_call(team, layout, algorithm):
     team(layout, "leave_after_the_last_call", 60, env={"DLDIST_ALGORITHM": algorithm}).results(50)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.deadline(90)
-def test_integer_results_do_not_depend_on_the_route(team):
+def test_integer_results_do_not_depend_on_the_algorithm(team):
     ways = [
         (TWO_BY_TWO, ""), (TWO_BY_TWO, "flat"), ((0, 1, 0, 1), ""), ((0, 0, 0, 0), ""), ((0, 1, 2, 3), ""),
         (TWO_BY_TWO, "flat,all_reduce=ring,reduce=direct,reduce_scatter=ring"),
@@ -175,7 +175,7 @@ def expected_sum(code, count, order):
         (TWO_BY_TWO, "flat,all_reduce=exchange,reduce=direct", [[0, 1, 2, 3]]),
     ],
 )
-def test_floats_are_summed_in_the_expected_order(team, layout, algorithm, order):
+def test_floats_are_summed_in_the_order_of_the_algorithm(team, layout, algorithm, order):
     ranks_team = team(layout, "float_bits", FLOAT_COUNTS, ["f", "d", "bf16"], env={"DLDIST_ALGORITHM": algorithm})
     results = ranks_team.results(60)
     assert all(result == results[0] for result in results)
@@ -186,7 +186,7 @@ def test_floats_are_summed_in_the_expected_order(team, layout, algorithm, order)
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["all_reduce=ring", "all_reduce=doubling"])
-def test_bits_are_the_same_on_all_ranks(team, algorithm):
+def test_results_of_floats_have_the_same_bits_on_all_ranks(team, algorithm):
     env = {"DLDIST_ALGORITHM": f"flat,{algorithm},reduce=direct"}
     # reduce and all_reduce differ here, so only results that all ranks have are compared.
     ranks_team = team((0, 1, 2), "float_bits_of_all_reduce", FLOAT_COUNTS, ["f", "bf16"], env=env)
@@ -200,7 +200,7 @@ def test_bits_are_the_same_on_all_ranks(team, algorithm):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 0, 1, 0, 1)], ids=name)
-def test_every_byte_is_sent_once(team, layout):
+def test_all_reduce_between_two_hosts_sends_every_byte_once(team, layout):
     """Between two hosts, an all_reduce must move the array once in each direction."""
     count, times = 1_000_000, 4
     ranks_team = team(layout, "all_reduce_nbytes", count, times)
@@ -217,7 +217,7 @@ def test_every_byte_is_sent_once(team, layout):
 
 
 @pytest.mark.deadline(60)
-def test_interfaces_are_chosen_by_name(procs, hosts):
+def test_network_interfaces_are_chosen_by_name(procs, hosts):
     two = hosts(2)
     for host in range(2):
         # Both hosts have the same address, like container bridges.
@@ -267,7 +267,7 @@ def test_listening_ports_are_in_the_given_range(team):
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("algorithm", ["", "flat"])
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
-def test_cut_cable_times_out_and_names_the_missing_ranks(team, layout, algorithm):
+def test_calls_over_a_cut_cable_time_out_and_name_the_missing_ranks(team, layout, algorithm):
     ranks_team = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
     ranks_team.recv()
     ranks_team.recv()  # the operations are running
@@ -298,7 +298,7 @@ def check_blames_path(ranks_team, error, near, far):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1)], ids=name)
-def test_path_that_drops_large_packets_is_named_with_both_ends(procs, hosts, layout):
+def test_network_path_that_drops_large_packets_is_named_with_both_ends(procs, hosts, layout):
     two = hosts(2)
     two.swallow_large(1)
     ranks_team = Team(procs, two, layout, "all_reduce_until_error", 4.0)
@@ -316,7 +316,7 @@ def test_path_that_drops_large_packets_is_named_with_both_ends(procs, hosts, lay
 
 
 @pytest.mark.deadline(60)
-def test_path_between_other_ranks_that_drops_large_packets_is_named(procs, hosts):
+def test_path_that_drops_large_packets_is_named_by_ranks_that_do_not_use_it(procs, hosts):
     """Both hosts reach rank 0, so all ranks answer it, and it must find the lost path."""
     three = hosts(3)
     env = {"DLDIST_ALGORITHM": "flat,all_reduce=ring"}
@@ -332,7 +332,7 @@ def test_path_between_other_ranks_that_drops_large_packets_is_named(procs, hosts
 
 
 @pytest.mark.deadline(60)
-def test_lost_large_message_blames_the_path(procs, hosts):
+def test_large_message_that_is_lost_blames_the_network_path(procs, hosts):
     two = hosts(2)
     two.swallow_large(1)
     ranks_team = Team(procs, two, (0, 1), "large_message", 1_000_000, 3.0)
@@ -343,7 +343,7 @@ def test_lost_large_message_blames_the_path(procs, hosts):
 
 
 @pytest.mark.deadline(60)
-def test_downed_interface_is_an_error_on_all_ranks(team):
+def test_disabled_network_interface_is_an_error_on_all_ranks(team):
     ranks_team = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
     ranks_team.recv()
     ranks_team.recv()
@@ -357,7 +357,7 @@ def test_downed_interface_is_an_error_on_all_ranks(team):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
-def test_cable_may_be_restored_before_the_deadline(team, seconds):
+def test_calls_succeed_if_a_cut_cable_is_restored_before_the_deadline(team, seconds):
     ranks_team = team(TWO_BY_TWO, "call_during_cut", 20.0)
     ranks_team.recv()
     ranks_team.hosts.cut(0)
@@ -391,7 +391,7 @@ def test_killed_process_on_another_host_is_named(team, layout, algorithm):
 
 
 @pytest.mark.deadline(60)
-def test_death_while_all_are_idle_is_named_by_the_next_call(team):
+def test_rank_that_died_while_all_were_idle_is_named_by_the_next_call(team):
     ranks_team = team(TWO_BY_TWO, "idle_then_barrier", 15.0)
     pid = ranks_team.recv()[3]["pid"]
     ranks_team.children[3].kill()
@@ -408,7 +408,7 @@ def test_death_while_all_are_idle_is_named_by_the_next_call(team):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2, 3, 4), (0, 0, 1)], ids=name)
-def test_death_before_the_first_message_is_named(team, layout):
+def test_rank_that_dies_before_the_first_message_is_named(team, layout):
     ranks_team = team(layout, "message_to_the_last", 15.0)
     pid = ranks_team.recv()[-1]["pid"]
     ranks_team.children[-1].kill()
@@ -448,13 +448,13 @@ def test_symmetric_memory_is_shared_with_ranks_of_the_same_host(team, layout):
 
 
 @pytest.mark.deadline(60)
-def test_windows_are_unified_only_with_the_own_rank(team):
+def test_windows_of_ranks_on_other_hosts_have_separate_memory(team):
     unified, separate = 0, 1
     for rank, kinds in enumerate(team(TWO_BY_TWO, "one_sided_windows").results(50)):
         assert kinds == [unified if other == rank else separate for other in range(4)]
 
 
-def test_dead_peer_on_another_host_is_an_error(team):
+def test_waiting_for_the_signal_of_a_dead_rank_of_another_host_is_an_error(team):
     """A rank that waits for the peer's signal must get an error within a second."""
     ranks_team = team((0, 1), "wait_for_the_dead")
     assert ranks_team.recv() == ["ready"] * 2

@@ -63,7 +63,7 @@ NO_SHARED_MEMORY = {"DLDIST_SHM": "0"}
         ("cut", "c10d", "closed", SECRET),
     ],
 )
-def test_new_world_works_after_a_cut(procs, way, front, hold, env):
+def test_new_world_works_after_the_network_was_cut_and_restored(procs, way, front, hold, env):
     with netns.Hosts(2) as hosts:
         try:
             errors, again = run_partition(procs, hosts, TWO_BY_TWO, way, front, hold, env)

@@ -54,7 +54,7 @@ def publish_two_ranks(ranks):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("has_shm", [True, False], ids=["shared memory", "TCP"])
-def test_ranks_are_neither_taken_for_dead_nor_confused(procs, has_shm):
+def test_ranks_in_separate_pid_namespaces_are_not_taken_for_dead_or_confused(procs, has_shm):
     ranks = [start(procs, rank, has_shm) for rank in range(SIZE)]
     ranks[2].send(publish_two_ranks(ranks))
     transport = "shared memory" if has_shm else "TCP"

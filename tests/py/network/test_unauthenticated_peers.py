@@ -19,7 +19,7 @@ MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("words", [b"", MAGIC + b"\x0d"], ids=["silent", "half a handshake"])
-def test_store_serves_its_clients_during_a_flood(procs, words):
+def test_store_serves_its_clients_during_a_flood_of_silent_connections(procs, words):
     server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
     port = server.recv()
     flooder = procs.start(unauthenticated_peers_workers.flood, [port], 1300, words)
@@ -39,7 +39,7 @@ def test_store_serves_its_clients_during_a_flood(procs, words):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_unix_socket_of_a_store_is_only_for_its_user(procs):
+def test_store_refuses_connections_of_other_users_to_its_unix_socket(procs):
     store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=timedelta(seconds=20))
     name = f"dldist-store-{LOOPBACK}:{store.port}"
     store.set("key", b"value")
@@ -89,7 +89,7 @@ def test_launcher_store_refuses_torch_clients_of_other_hosts(procs):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_unix_socket_of_another_user_receives_nothing(procs):
+def test_client_sends_nothing_to_a_unix_socket_of_another_user(procs):
     with socket.create_server((LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
         peer = procs.start(unauthenticated_peers_workers.listen_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
@@ -103,7 +103,7 @@ def test_unix_socket_of_another_user_receives_nothing(procs):
 
 
 @pytest.mark.deadline(120)
-def test_ranks_meet_during_a_flood_of_data_ports(procs):
+def test_ranks_connect_during_a_flood_of_connections_to_their_ports(procs):
     server = procs.start(unauthenticated_peers_workers.crowded_server, 1024, "a secret")
     port = server.recv()
     settings = {"DLDIST_SECRET": "a secret", "DLDIST_SHM": "0"}
@@ -135,7 +135,7 @@ def make_world(ranks, name, is_listening, *host):
     return [{address for address, _ in child.recv()[1]} for child in ranks]
 
 
-def test_ranks_of_one_host_that_share_memory_listen_nowhere(procs):
+def test_ranks_of_one_host_that_share_memory_open_no_ports(procs):
     server = procs.start(workers.tcp_server)
     port = server.recv()
     ranks = [procs.start(unauthenticated_peers_workers.meet, port) for _ in range(3)]
@@ -145,14 +145,14 @@ def test_ranks_of_one_host_that_share_memory_listen_nowhere(procs):
     finish(ranks)
 
 
-def test_store_at_a_loopback_address_uses_loopback_data_ports(procs):
+def test_ranks_with_a_store_at_a_loopback_address_listen_only_on_loopback(procs):
     port = procs.start(workers.tcp_server).recv()
     ranks = [procs.start(unauthenticated_peers_workers.meet, port, env={"DLDIST_SHM": "0"}) for _ in range(2)]
     assert make_world(ranks, "one", True) == [{LOOPBACK}, {LOOPBACK}]
     finish(ranks)
 
 
-def test_ports_open_again_for_ranks_of_another_host(procs):
+def test_ranks_listen_again_when_a_rank_of_another_host_joins(procs):
     if (reason := netns.why_unavailable()) is not None:
         pytest.skip(reason)
     with netns.Hosts(2) as hosts:

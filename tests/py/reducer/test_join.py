@@ -11,7 +11,7 @@ TURNS = [1, 4, 2]
 SEEN = [[3], [3, 2, 1, 1], [3, 2]]
 
 
-def test_join_allows_loops_of_different_lengths():
+def test_join_lets_ranks_run_loops_of_different_lengths():
     def case(rank):
         return join_programs.loops("dldist", dldist, rank, TURNS[rank], {"note": 3})
 
@@ -20,14 +20,14 @@ def test_join_allows_loops_of_different_lengths():
         assert is_last == (rank == 1) and kwargs == {"note": 3}
 
 
-def test_join_allows_equal_loops():
+def test_join_lets_ranks_run_loops_of_equal_length():
     def case(rank):
         return join_programs.loops("dldist", dldist, rank, 2, {}), join_programs.loops("dldist", dldist, rank, 2, {"enable": False})
 
     assert in_worlds(2, case) == [(([2, 2], 0, (True, {})), ([2, 2], 0, None))] * 2
 
 
-def test_leaving_early_ends_all():
+def test_join_can_end_all_loops_when_one_rank_ends_early():
     def case(rank):
         return join_programs.loops("dldist", dldist, rank, TURNS[rank], {"throw_on_early_termination": True})
 
@@ -36,7 +36,7 @@ def test_leaving_early_ends_all():
     assert found[1] == found[2] == ([3], 0, "Detected at least one rank that exhausted inputs. Throwing across all ranks.")
 
 
-def test_join_works_over_worlds():
+def test_join_works_over_worlds_without_a_default_world():
     """The groups may be Worlds, without a default world."""
     store = dldist.HashStore()
 
@@ -54,7 +54,7 @@ def test_join_works_over_worlds():
     assert [seen for seen, _, _ in found] == SEEN and not dldist.is_initialized()
 
 
-def test_error_in_the_loop_is_raised():
+def test_error_in_a_joined_loop_is_raised():
     def case(rank):
         counter = join_programs.counter_of("dldist", join)(dldist)
         with pytest.raises(KeyError), join.Join([counter]):
@@ -64,7 +64,7 @@ def test_error_in_the_loop_is_raised():
     assert in_worlds(2, case) == [None, None]
 
 
-def test_long_wait_warns(monkeypatch):
+def test_rank_that_ends_much_earlier_warns(monkeypatch):
     monkeypatch.setattr(join, "_WARN_AFTER_PASSES", 2)
 
     def case(rank):
@@ -76,7 +76,7 @@ def test_long_wait_warns(monkeypatch):
     assert [shadowed for _, shadowed, _ in in_worlds(2, case)] == [4, 0]
 
 
-def test_wrong_arguments_are_rejected():
+def test_join_rejects_wrong_arguments():
     class WithoutInit(join.Joinable):
         join_device = join_process_group = None
 
@@ -97,14 +97,14 @@ def test_wrong_arguments_are_rejected():
     assert isinstance(error_of(join.Joinable), TypeError)
 
 
-def test_module_is_available_without_import():
+def test_join_module_is_available_without_importing_it():
     assert dldist.algorithms.join is join
     assert join.JoinHook().main_hook() is None
 
 
 @pytest.mark.torch
 @pytest.mark.deadline(120)
-def test_join_matches_torchs(tmp_path):
+def test_join_has_the_same_results_as_torchs(tmp_path):
     cases = [{"note": 3}, {"enable": True}, {"throw_on_early_termination": True}]
     found = {}
     for root in ("dldist", "torch.distributed"):

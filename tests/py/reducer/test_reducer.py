@@ -142,11 +142,11 @@ def case_views(group):
         check(group, reducer.gradients(), originals)
 
 
-def test_bucket_views_can_be_written():
+def test_gradients_can_be_written_into_views_of_buckets():
     in_groups(2, case_views)
 
 
-def test_bucket_views_are_shared_memory_and_outdated_views_are_rejected():
+def test_bucket_views_are_shared_memory_and_views_from_before_a_rebuild_are_rejected():
     """A view from before buckets were rebuilt must be an error: writes into it would be lost."""
 
     def case(group):
@@ -189,7 +189,7 @@ def test_torch_parameters_are_accepted(is_view):
 
 
 @needs_torch
-def test_lazy_torch_tensors_are_written_through_their_values():
+def test_lazy_conjugate_torch_tensors_receive_correct_values():
     """Lazy tensors must be written through their values; their memory differs."""
     import torch
 
@@ -207,7 +207,7 @@ def test_lazy_torch_tensors_are_written_through_their_values():
     assert in_groups(2, case) == [[[4 - 8j] * 2, [8.0] * 2, [4 - 4j] * 2, [4.0] * 2]] * 2
 
 
-def test_numpy_scalars_give_new_results():
+def test_numpy_scalars_are_not_changed_and_new_results_returned():
     """Scalars cannot be written to, although a writable array can be made of them."""
 
     def case(group):
@@ -219,7 +219,7 @@ def test_numpy_scalars_give_new_results():
 
 @needs_jax
 @pytest.mark.parametrize("is_template", [False, True])
-def test_jax_arrays_give_new_results(is_template):
+def test_jax_arrays_are_not_changed_and_new_results_returned(is_template):
     """JAX arrays are immutable: the results must be new ones, which later passes do not change."""
     import jax
     import jax.numpy as jnp
@@ -266,7 +266,7 @@ def test_reducer_uses_the_default_world():
 # ---- order
 
 
-def test_buckets_are_reduced_in_one_order():
+def test_all_ranks_reduce_buckets_in_the_same_order():
     started = [[], []]
 
     def case(group):
@@ -295,7 +295,7 @@ def test_buckets_are_rebuilt_in_the_order_of_rank_0():
     assert in_groups(2, case) == ["2, 0 4, 1 3"] * 2
 
 
-def test_bucket_is_reduced_before_finish():
+def test_complete_bucket_is_reduced_before_finish_is_called():
     def case(group):
         reducer = make(group, [(64,), (64,)], first_bucket_bytes_cap=1)
         reducer.prepare_for_backward()
@@ -307,7 +307,7 @@ def test_bucket_is_reduced_before_finish():
     in_groups(2, case)
 
 
-def test_given_buckets_are_not_rebuilt():
+def test_buckets_chosen_by_the_caller_are_not_rebuilt():
     def case(group):
         reducer = make(group, [(4,)] * 4, bucket_indices=[[0, 2], [1, 3]])
         originals = [values(group, 0, index, (4,)) for index in range(4)]
@@ -346,7 +346,7 @@ def test_unused_parameters_may_differ_between_ranks():
     in_groups(2, case, False)
 
 
-def test_view_that_no_rank_has_written_is_unchanged():
+def test_view_of_a_gradient_that_no_rank_used_is_unchanged():
     def case(group):
         reducer = make(group, [(4,), (4,)], find_unused_parameters=True, gradient_as_bucket_view=True)
         for view in reducer.gradients():
@@ -420,7 +420,7 @@ def test_no_sync_accumulates_gradients(is_view):
     in_groups(2, case)
 
 
-def test_no_sync_sends_nothing():
+def test_no_sync_calls_no_collective():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
         before = group.sequence
@@ -429,7 +429,7 @@ def test_no_sync_sends_nothing():
         assert group.sequence == before
 
 
-def test_accumulated_gradients_count_if_the_last_pass_has_none():
+def test_accumulated_gradients_are_averaged_even_if_the_last_pass_has_none():
     def case(group):
         reducer = make(group, [(2,)], find_unused_parameters=True)
         with reducer.no_sync():
@@ -442,7 +442,7 @@ def test_accumulated_gradients_count_if_the_last_pass_has_none():
 
 
 @pytest.mark.parametrize("is_view", [False, True])
-def test_accumulated_gradients_of_one_rank_count_if_its_last_pass_has_none(is_view):
+def test_one_ranks_accumulated_gradients_are_averaged_if_its_last_pass_has_none(is_view):
     def case(group):
         reducer = make(group, [(2,)], find_unused_parameters=True, gradient_as_bucket_view=is_view)
         with reducer.no_sync():
@@ -483,7 +483,7 @@ def test_join_allows_different_numbers_of_passes(is_divided_by_all, expected):
 # ---- checks
 
 
-def test_ranks_with_other_parameters_are_named():
+def test_rank_with_a_different_parameter_is_named():
     def case(group):
         shapes = [(2,), (3,), (4,)]
         if group.rank == 1:
@@ -495,7 +495,7 @@ def test_ranks_with_other_parameters_are_named():
         assert "parameter 1 (scale) is float32[3, 1] on rank 1, and float32[3] on rank 0" in str(error)
 
 
-def test_ranks_with_fewer_parameters_are_named():
+def test_rank_with_fewer_parameters_is_named():
     def case(group):
         return str(error_of(dldist._verify_params_across_processes, group, [array.array("d", [1])] * (2 + group.rank)))
 
@@ -503,7 +503,7 @@ def test_ranks_with_fewer_parameters_are_named():
         assert "rank 1 has 3 parameters, and rank 0 has 2" in text
 
 
-def test_wrong_calls_in_a_pass_are_rejected():
+def test_calls_in_the_wrong_order_in_a_pass_are_rejected():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(2,), (3,)])
         one = numpy.ones(2, "float32")
@@ -534,7 +534,7 @@ def test_wrong_calls_in_a_pass_are_rejected():
             reducer.reduce([one])
 
 
-def test_wrong_constructor_arguments_are_rejected():
+def test_reducer_constructor_rejects_wrong_arguments():
     one = numpy.ones(2)
     with dldist.Group(None, 0, 1) as group:
         for wrong, message in [
@@ -554,7 +554,7 @@ def test_wrong_constructor_arguments_are_rejected():
 
 
 @pytest.mark.parametrize("buffer_size", [1, 50, 1 << 20])
-def test_parameters_are_broadcast_from_the_source(buffer_size):
+def test_parameters_are_broadcast_from_the_source_rank(buffer_size):
     def case(group):
         params = [numpy.full(shape, group.rank + 1, dtype) for shape in SHAPES for dtype in ("float32", "int64")]
         params[0] = params[0].T[::-1]  # not contiguous
@@ -580,7 +580,7 @@ def test_broadcast_leaves_read_only_arrays_unchanged():
     in_groups(2, case)
 
 
-def test_templates_cannot_be_broadcast():
+def test_objects_with_only_shape_and_dtype_cannot_be_broadcast():
     class Template:
         shape, dtype = (2, 3), numpy.dtype("float32")
 
@@ -594,7 +594,7 @@ def test_templates_cannot_be_broadcast():
 # ---- failures
 
 
-def test_another_group_can_be_used_after_a_lost_rank():
+def test_reducer_can_use_another_group_after_a_rank_is_lost():
     stores = [dldist.HashStore(), dldist.HashStore()]
     have_all_passed = threading.Barrier(3)
 
@@ -619,7 +619,7 @@ def test_another_group_can_be_used_after_a_lost_rank():
     on_threads(3, run)
 
 
-def test_late_rank_is_a_timeout():
+def test_late_rank_causes_a_timeout_on_the_other_ranks():
     late = threading.Event()
 
     def case(group):
@@ -642,7 +642,7 @@ def test_late_rank_is_a_timeout():
     # the root does not wait, so the other rank is the late one
     [(lambda reducer: reducer.use_group(reducer._operations), 1), (dldist.Reducer.broadcast_parameters, 0)],
 )
-def test_timeout_applies_to_every_collective(call, late_rank):
+def test_timeout_of_a_reducer_applies_to_every_collective(call, late_rank):
     late = threading.Event()
 
     def case(group):
@@ -686,7 +686,7 @@ def test_rank_may_close_while_another_creates_its_buckets(monkeypatch, passes):
     in_groups(2, case)
 
 
-def test_no_memory_waits_for_the_garbage_collector():
+def test_memory_of_a_reducer_is_freed_without_the_garbage_collector():
     """Large memory and shared memory's descriptors must not wait for the garbage collector."""
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
@@ -700,7 +700,7 @@ def test_no_memory_waits_for_the_garbage_collector():
             gc.enable()
 
 
-def test_reset_during_a_reduction_discards_its_result():
+def test_reset_during_a_reduction_discards_the_result():
     """A late result must go to memory that the next pass does not use."""
 
     def case(group):
@@ -714,7 +714,7 @@ def test_reset_during_a_reduction_discards_its_result():
     in_groups(2, case)
 
 
-def test_reset_replaces_memory_that_a_hook_function_uses():
+def test_reset_replaces_bucket_memory_that_a_hook_still_uses():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(4,)])
         reducer.register_comm_hook(None, lambda _, bucket: lambda: bucket.memory)
@@ -736,7 +736,7 @@ def random_sizes(rng):
 
 
 @pytest.mark.torch
-def test_buckets_are_assigned_as_by_torch():
+def test_parameters_are_assigned_to_the_same_buckets_as_by_torch():
     import torch.distributed
 
     rng = numpy.random.default_rng(0)
@@ -753,7 +753,7 @@ def test_buckets_are_assigned_as_by_torch():
         assert dldist_result == torch_result
 
 
-def test_assignment_rejects_wrong_arguments():
+def test_bucket_assignment_rejects_wrong_arguments():
     with pytest.raises(ValueError, match="must not be empty"):
         dldist._compute_bucket_assignment_by_size([], [1])
     with pytest.raises(ValueError, match="'tensor_indices' has another length: got 1, expected 2"):
@@ -763,7 +763,7 @@ def test_assignment_rejects_wrong_arguments():
 # ---- statistics
 
 
-def test_statistics_describe_the_passes():
+def test_statistics_contain_the_times_and_sizes_of_passes():
     def case(group):
         reducer = make(group, [(4,), (6,)])
         logger = dldist.Logger(reducer)
@@ -798,7 +798,7 @@ os._exit(0)
 
 
 @pytest.mark.torch
-def test_statistics_have_torchs_names():
+def test_statistics_have_the_same_names_as_torchs():
     done = subprocess.run([sys.executable, "-c", NAMES_OF_TORCH], stdout=subprocess.PIPE, timeout=25, check=True)
     torch_result = set(json.loads(done.stdout))
     of_torch = {"gloo_device_transport", "gloo_socket_ifname", "gloo_num_threads"}
@@ -810,7 +810,7 @@ def test_statistics_have_torchs_names():
         assert torch_result - of_torch - wall_clock <= set(data.strs_map) | set(data.ints_map)
 
 
-def test_texts_and_numbers_of_the_statistics_are_separate():
+def test_statistics_keep_texts_and_numbers_in_separate_maps():
     with dldist.Group(None, 0, 1) as group:
         logger = dldist.Logger(make(group))
         logger.set_construction_data_and_log("Net", [], -1, True, False, False)
@@ -822,7 +822,7 @@ def test_texts_and_numbers_of_the_statistics_are_separate():
 # ---- the parts of shared arrays
 
 
-def test_parts_share_the_memory_of_a_shared_array():
+def test_part_of_a_shared_array_shares_its_memory():
     with dldist.Group(None, 0, 1) as group:
         whole = group.empty(10, "float32")
         part = whole.part(4, (2, 3))
@@ -855,7 +855,7 @@ def test_overlapping_arrays_are_copied_correctly():
     assert x[0] == 2 * 19998
 
 
-def test_reduce_tensor_adds_elements_of_one_dtype():
+def test_reduce_tensor_adds_only_elements_of_the_same_dtype():
     total = numpy.ones((3, 4))
     _core._reduce_tensor(total.T, numpy.full((4, 3), 2.0))
     assert (total == 3).all()
@@ -863,7 +863,7 @@ def test_reduce_tensor_adds_elements_of_one_dtype():
         _core._reduce_tensor(numpy.ones(1), numpy.ones(1, "float32"))
 
 
-def test_convert_tensor_rounds_as_numpy():
+def test_convert_tensor_rounds_like_numpy():
     source = numpy.array([[1.5, -2], [70000, 2**-26]], "float64")
     halves = numpy.empty((2, 2), "float16")
     with numpy.errstate(over="ignore"):

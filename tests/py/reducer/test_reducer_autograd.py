@@ -61,7 +61,7 @@ def check(net, gradients):
 @pytest.mark.parametrize(
     "options", [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}, {"bucket_bytes_cap_list": [100, 300]}], ids=str
 )
-def test_backward_passes_average(size, options):
+def test_backward_passes_average_gradients(size, options):
     def case(group):
         net = Net()
         reducer = make(group, net, **options)
@@ -102,7 +102,7 @@ def test_unused_parameters_may_differ_between_ranks(is_view, is_told):
     in_groups(2, case)
 
 
-def test_globally_unused_parameters_are_unchanged():
+def test_gradients_of_parameters_that_no_rank_uses_are_unchanged():
     def case(group, is_view):
         net = Net()
         reducer = make(group, net, find_unused_parameters=True, gradient_as_bucket_view=is_view)
@@ -118,7 +118,7 @@ def test_globally_unused_parameters_are_unchanged():
 
 
 @pytest.mark.parametrize("is_view", [False, True])
-def test_static_graph_is_determined_by_the_first_pass(is_view):
+def test_first_pass_determines_the_used_parameters_of_a_static_graph(is_view):
     """The first backward pass must determine unused parameters and the calls of each hook."""
 
     def case(group):
@@ -175,7 +175,7 @@ def test_missing_gradient_is_named_by_the_next_pass():
     in_groups(2, case)
 
 
-def test_sparse_gradients_must_have_the_known_rows():
+def test_rows_of_sparse_gradients_must_be_those_of_the_first_pass():
     def case(group):
         embedding = torch.nn.Embedding(6, 2, sparse=True)
         reducer = dldist.Reducer(
@@ -198,7 +198,7 @@ def test_sparse_gradients_must_have_the_known_rows():
     in_groups(2, case)
 
 
-def test_wrong_arguments_are_rejected():
+def test_reducer_with_autograd_rejects_wrong_arguments():
     parameter = torch.zeros(2, requires_grad=True)
     with dldist.Group(None, 0, 1) as group:
         reducer = dldist.Reducer([parameter], process_group=group)
@@ -216,7 +216,7 @@ def test_wrong_arguments_are_rejected():
         assert parameter.grad.tolist() == [2, 2]
 
 
-def test_hooks_can_be_removed_or_absent():
+def test_reducer_works_without_autograd_hooks():
     with dldist.Group(None, 0, 1) as group:
         for use_python_reducer in (False, True):
             parameter = torch.zeros(2, requires_grad=True)
@@ -230,7 +230,7 @@ def test_hooks_can_be_removed_or_absent():
             assert reducer.gradient(0) is parameter.grad
 
 
-def test_consumed_gradients_stay_unset_and_futures_are_waited_for():
+def test_gradients_used_by_an_optimizer_in_backward_stay_none():
     """Gradients that the optimizer consumed must stay unset; installed futures be waited for."""
 
     class Waited:
@@ -256,7 +256,7 @@ def test_consumed_gradients_stay_unset_and_futures_are_waited_for():
         assert parameter.grad is None and waited.count == 1
 
 
-def test_gradients_of_lower_precision_use_buckets_of_their_dtype():
+def test_gradients_of_lower_precision_use_buckets_of_their_own_dtype():
     """Parameters whose data is float16 during the passes must use float16 buckets."""
 
     def case(group):
@@ -294,7 +294,7 @@ def test_reducer_is_released_with_its_last_user():
         net(torch.ones(1, 4)).sum().backward()
 
 
-def test_times_are_sampled_in_only_some_passes():
+def test_durations_are_measured_only_in_sampled_passes():
     with dldist.Group(None, 0, 1) as group:
         parameter = torch.zeros(2, requires_grad=True)
         reducer = dldist.Reducer([parameter], process_group=group)
@@ -384,7 +384,7 @@ def test_manual_finalization_works_with_unused_parameters_and_static_graphs():
     in_groups(2, case)
 
 
-def test_wrong_manual_finalization_is_rejected():
+def test_calls_that_misuse_manual_finalization_are_rejected():
     with dldist.Group(None, 0, 1) as group:
         net = Net()
         reducer = make(group, net)

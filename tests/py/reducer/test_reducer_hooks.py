@@ -41,7 +41,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("is_view", [False, True])
-def test_each_hook_reduces_gradients_correctly(name, is_view):
+def test_each_communication_hook_reduces_gradients_correctly(name, is_view):
     """Gradients are small whole numbers, which are exact in 16 bits."""
     import dldist.functional  # noqa: F401
 
@@ -49,7 +49,7 @@ def test_each_hook_reduces_gradients_correctly(name, is_view):
 
 
 @pytest.mark.parametrize("kind", dldist.BuiltinCommHookType.__members__)
-def test_built_in_hooks_average_gradients(kind):
+def test_built_in_communication_hooks_average_gradients(kind):
     def case(group):
         reducer = make(group)
         dldist._register_builtin_comm_hook(reducer, dldist.BuiltinCommHookType.__members__[kind])
@@ -60,7 +60,7 @@ def test_built_in_hooks_average_gradients(kind):
     in_groups(2, case)
 
 
-def test_bucket_has_its_index_gradients_and_parameters():
+def test_bucket_of_a_hook_has_its_index_gradients_and_parameters():
     def case(group):
         seen = []
 
@@ -85,7 +85,7 @@ def test_bucket_has_its_index_gradients_and_parameters():
     in_groups(1, case)
 
 
-def test_functions_of_hooks_run_in_finish_in_the_order_of_buckets():
+def test_functions_returned_by_hooks_run_in_bucket_order_when_finish_is_called():
     order = []
 
     def case(group):
@@ -106,7 +106,7 @@ def test_functions_of_hooks_run_in_finish_in_the_order_of_buckets():
     assert order == [(kind, index) for kind in ("hook", "later") for index in range(3)]
 
 
-def test_exceptions_of_hooks_are_raised():
+def test_exception_of_a_communication_hook_is_raised():
     def fail(state, bucket):
         raise ArithmeticError("the hook's")
 
@@ -124,7 +124,7 @@ def test_exceptions_of_hooks_are_raised():
 
 
 @pytest.mark.parametrize("result", [None, 3, [], "text", numpy.ones(3), numpy.ones(2, "int64")])
-def test_wrong_results_are_rejected(result):
+def test_wrong_results_of_a_communication_hook_are_rejected(result):
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group, [(2,)])
         reducer.register_comm_hook(None, lambda state, bucket: result)
@@ -132,7 +132,7 @@ def test_wrong_results_are_rejected(result):
             reducer.reduce([numpy.ones(2, "float32")])
 
 
-def test_hook_is_registered_once_and_must_be_callable():
+def test_only_one_callable_communication_hook_can_be_registered():
     with dldist.Group(None, 0, 1) as group:
         reducer = make(group)
         with pytest.raises(TypeError, match="must be callable, not int"):
@@ -144,7 +144,7 @@ def test_hook_is_registered_once_and_must_be_callable():
             reducer.register_comm_hook(group, comm_hooks.allreduce_hook)
 
 
-def test_exception_of_a_hook_function_is_raised_if_the_group_has_failed():
+def test_exception_of_a_hooks_function_is_raised_even_if_the_group_has_failed():
     with dldist.Group(None, 0, 1) as group:
 
         def fail():
@@ -167,7 +167,7 @@ def test_built_in_hook_uses_a_replaced_group():
         assert first.sequence == before[0] and second.sequence > before[1]
 
 
-def test_reducer_has_c10ds_names():
+def test_reducer_has_the_method_names_of_torchs_reducer():
     def case(group):
         reducer = make(group, [(2,), (3,)], gradient_as_bucket_view=True)
         (bucket,) = reducer._get_zeros_like_grad_buckets()
@@ -228,7 +228,7 @@ def test_power_sgd_converges_with_error_feedback(dtype_hook):
     assert in_groups(2, case, False)[0][0] < 1
 
 
-def test_power_sgd_is_exact_if_the_rank_suffices():
+def test_power_sgd_is_exact_if_its_matrix_rank_suffices():
     """PowerSGD must be exact for gradients whose sum over all ranks has rank 2. Before the start
     and for vectors it averages."""
 
@@ -250,6 +250,6 @@ def test_power_sgd_is_exact_if_the_rank_suffices():
     in_groups(2, case)
 
 
-def test_power_sgd_rejects_a_start_before_the_rebuilt_buckets():
+def test_power_sgd_must_not_start_before_buckets_are_rebuilt():
     error = error_of(comm_hooks.PowerSGDState, None, 1, 1)
     assert isinstance(error, ValueError) and "at least 2" in str(error)
