@@ -92,7 +92,7 @@ def register():
 # ---- written in Python
 
 
-def test_plain_creator_gets_rank_size_and_timeout(register):
+def test_creator_of_a_backend_gets_store_rank_size_and_timeout(register):
     made = []
 
     def create(store, rank, size, timeout):
@@ -132,7 +132,7 @@ def test_plain_creator_gets_rank_size_and_timeout(register):
     assert [entry[:3] for entry in made] == [(0, 1, timedelta(seconds=5)), (0, 1, timedelta(seconds=3))]
 
 
-def test_extended_creator_gets_the_options(register):
+def test_creator_with_the_extended_api_gets_the_backend_options(register):
     given = []
 
     def create(options, pg_options):
@@ -172,7 +172,7 @@ class RecordingSplits(Recording):
 
 
 @pytest.mark.parametrize("is_wrapped_in_block", [False, True])
-def test_split_sizes_reach_other_backends(register, is_wrapped_in_block):
+def test_split_sizes_are_passed_to_other_backends(register, is_wrapped_in_block):
     """A low-level call without parameters for split sizes must not be called without them."""
     register("other", lambda store, rank, size, timeout: RecordingSplits(rank, size))
 
@@ -189,7 +189,7 @@ def test_split_sizes_reach_other_backends(register, is_wrapped_in_block):
 
 
 @pytest.mark.parametrize("is_hooked", [False, True])
-def test_call_with_split_sizes_is_not_coalesced(is_hooked):
+def test_all_to_all_with_split_sizes_is_not_coalesced(is_hooked):
     """A call with split sizes must run separately, with its hooks as in the extension; the other
     calls become one."""
 
@@ -211,7 +211,7 @@ def test_call_with_split_sizes_is_not_coalesced(is_hooked):
     in_worlds(2, case)
 
 
-def test_deprecated_names_of_calls_are_used(register):
+def test_backend_methods_with_deprecated_names_are_called(register):
     class Old(backend_base.Backend):
         """A backend written for c10d 2.6."""
 
@@ -287,7 +287,7 @@ def test_returned_process_group_is_ended_by_its_own_methods(register, monkeypatc
     assert ended[3:] == ["abort", "meeting"]
 
 
-def test_creator_may_return_none(register):
+def test_creator_that_returns_none_is_an_error_of_init(register):
     register("nothing", lambda store, rank, size, timeout: None)
     error = error_of(dldist.init_process_group, "nothing")
     assert isinstance(error, RuntimeError) and "nothing" in str(error)
@@ -321,7 +321,7 @@ def test_error_of_a_creator_is_raised(register):
     dldist.destroy_process_group()
 
 
-def test_failed_shutdown_does_not_keep_other_backends(register):
+def test_failed_shutdown_of_a_backend_does_not_prevent_that_of_others(register):
     class FailingShutdown(Recording):
         def shutdown(self):
             raise OSError("busy")
@@ -413,7 +413,7 @@ def test_device_of_the_tensor_selects_the_backend(register):
 
 
 @pytest.mark.parametrize(("name", "found"), [("cpu", "gloo"), ("CPU", "gloo"), ("cpu:cpu", "cpu:gloo"), ("cuda:fake,cpu:cpu", "cuda:fake,cpu:gloo")])
-def test_cpu_is_another_name_of_gloo(name, found):
+def test_backend_name_cpu_means_gloo(name, found):
     dldist.init_process_group(name, store=dldist.HashStore(), rank=0, world_size=1)
     group = dldist.new_group([0], backend=name)
     assert dldist.get_backend() == dldist.get_backend(group) == found
@@ -422,7 +422,7 @@ def test_cpu_is_another_name_of_gloo(name, found):
     dldist.destroy_process_group()
 
 
-def test_devices_with_the_same_backend_share_it():
+def test_devices_with_the_same_backend_name_share_one_backend():
     def case(rank):
         world = dldist.group.WORLD
         return world._get_backend("cpu") is world._get_backend("cuda"), world._device_types
@@ -448,7 +448,7 @@ def test_process_group_rejects_wrong_arguments(arguments, kind):
 # ---- hooks
 
 
-def test_hooks_fire_in_module_level_calls():
+def test_hooks_are_called_in_module_level_calls():
     def case(rank):
         world, hook_calls = dldist.group.WORLD, []
         world.register_pre_hook(1, lambda args: hook_calls.append(("pre", args.name, args.root, args.op_id)))
@@ -473,7 +473,7 @@ def test_hooks_fire_in_module_level_calls():
     in_worlds(2, case)
 
 
-def test_timeouts_are_checked_in_calls_with_hooks():
+def test_wrong_timeouts_are_rejected_in_calls_with_hooks():
     dldist.init_process_group()
     dldist.group.WORLD.register_pre_hook(1, lambda args: None)
     assert total(timeout=float("inf")) == total(timeout=1e300) == total(timeout=5) == 1
@@ -483,7 +483,7 @@ def test_timeouts_are_checked_in_calls_with_hooks():
     dldist.destroy_process_group()
 
 
-def test_pre_hook_may_raise():
+def test_exception_of_a_pre_hook_is_raised_by_the_call():
     def refuse(args):
         raise LookupError("not this one")
 
@@ -526,7 +526,7 @@ def with_options(kind, **fields):
     return opts
 
 
-def test_calls_accept_lists_and_options():
+def test_backend_calls_accept_lists_and_options():
     def case(rank, group):
         x = vector(rank + 2)
         wait(group.allreduce([x], with_options(dldist.AllreduceOptions, reduceOp=dldist.ReduceOp.PRODUCT)))
@@ -554,7 +554,7 @@ def test_calls_accept_lists_and_options():
     gloo_pair(case)
 
 
-def test_calls_accept_single_tensors():
+def test_backend_calls_accept_single_tensors():
     second = timedelta(seconds=5)
 
     def case(rank, group):
@@ -607,7 +607,7 @@ def test_calls_accept_single_tensors():
         (lambda group: group.get_reconfigure_handle(), "Backend gloo does not support get_reconfigure_handle"),
     ],
 )
-def test_gloo_calls_reject_wrong_arguments(call, text):
+def test_process_group_gloo_calls_reject_wrong_arguments(call, text):
     def case(rank, group):
         error = error_of(call, group)
         assert isinstance(error, RuntimeError) and text in str(error)
@@ -616,7 +616,7 @@ def test_gloo_calls_reject_wrong_arguments(call, text):
     gloo_pair(case)
 
 
-def test_gloo_splits_and_has_timeouts():
+def test_process_group_gloo_can_be_split_and_has_timeouts():
     def case(rank, group):
         assert group.supports_splitting and not group.supports_shrinking and not group.supports_coalescing
         part = group.split(None, [1, 0])
@@ -635,7 +635,7 @@ def test_gloo_splits_and_has_timeouts():
     gloo_pair(case)
 
 
-def test_gloo_reports_its_error():
+def test_process_group_gloo_reports_why_it_failed():
     both_looked = threading.Barrier(2)
 
     def case(rank, group):
@@ -660,12 +660,12 @@ def test_gloo_reports_its_error():
         ((), TypeError),
     ],
 )
-def test_gloo_constructor_rejects_wrong_arguments(arguments, kind):
+def test_process_group_gloo_constructor_rejects_wrong_arguments(arguments, kind):
     given = [dldist.HashStore() if argument == "hash" else argument for argument in arguments]
     assert isinstance(error_of(dldist.ProcessGroupGloo, *given), kind)
 
 
-def test_gloo_has_options():
+def test_process_group_gloo_accepts_options():
     opts = dldist.ProcessGroupGloo._Options()
     opts._timeout = timedelta(seconds=3)
     group = dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1, opts)
@@ -676,7 +676,7 @@ def test_gloo_has_options():
     group.shutdown()
 
 
-def test_options_return_a_timeout_as_a_timedelta():
+def test_backend_options_return_their_timeout_as_a_timedelta():
     opts = dldist.ProcessGroupGloo._Options()
     opts._timeout = 50.0
     assert opts._timeout == timedelta(seconds=50)
@@ -711,7 +711,7 @@ def test_backend_can_be_used_as_a_group():
     assert gloo_pair(case) == [[3, 1, 0, 1, 1, 2, 6], [3, 1, 0, 1, 1, 2, 5]]
 
 
-def test_backend_used_as_a_group_ends_with_its_last_reference():
+def test_backend_used_as_a_group_is_freed_with_its_last_reference():
     backend = Recording(0, 1, "foreign")
     dldist.barrier(group=backend)
     alive = weakref.ref(backend)
@@ -787,7 +787,7 @@ def test_process_groups_can_be_merged():
     assert on_threads(4, place_of) == [4] * 4
 
 
-def test_reconfigure_replaces_members():
+def test_reconfigure_replaces_the_members_of_a_group():
     handles = dldist.HashStore()
 
     def case(rank):
@@ -831,7 +831,7 @@ def detail():
 
 
 @pytest.mark.usefixtures("detail")
-def test_detail_mode_reports_differing_calls():
+def test_debug_level_detail_reports_calls_that_differ_between_ranks():
     def case(rank):
         assert total() == 2
         group = dldist.new_group([0, 1])
@@ -850,7 +850,7 @@ def test_detail_mode_reports_differing_calls():
 
 
 @pytest.mark.usefixtures("detail")
-def test_detail_mode_reports_the_reason_of_an_abort():
+def test_debug_level_detail_reports_the_reason_of_an_abort():
     def case(rank):
         world = dldist.default_world()
         if rank == 0:

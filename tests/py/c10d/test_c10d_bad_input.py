@@ -48,14 +48,14 @@ def test_bad_call_raises_the_listed_error(dldist_team, bad):
 
 
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
-def test_accepted_call_returns(dldist_team, accepted):
+def test_call_that_only_dldist_accepts_returns(dldist_team, accepted):
     for kind, value in outcomes(dldist_team, accepted.call):
         assert kind == "value", value
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("bad", [bad for bad in BAD_CALLS if bad.torch_error is not None], ids=lambda bad: bad.call)
-def test_torch_raises_the_same(torch_team, dldist_team, bad):
+def test_torch_raises_the_same_kind_of_error_for_a_wrong_call(torch_team, dldist_team, bad):
     """torch's error must be a base class of dldist's, or be listed with the reason."""
     torch_outcomes = outcomes(torch_team, bad.call, bad.on)
     for (torch_kind, torch_error_value), (_, dldist_value) in zip(torch_outcomes, outcomes(dldist_team, bad.call, bad.on), strict=True):
@@ -69,13 +69,13 @@ def test_torch_raises_the_same(torch_team, dldist_team, bad):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("accepted", ACCEPTED, ids=lambda accepted: accepted.call)
-def test_torch_rejects_the_call(torch_team, accepted):
+def test_torch_rejects_a_call_that_only_dldist_accepts(torch_team, accepted):
     for kind, value in outcomes(torch_team, accepted.call):
         raised = value["kinds"][0] if kind == "error" else "nothing"
         assert raised in (accepted.torch_error, accepted.also or accepted.torch_error), value
 
 
-def test_differences_are_documented():
+def test_differences_of_errors_from_torch_are_documented():
     """The document must have the tables of this test."""
     text = DOCUMENT.read_text(encoding="utf-8")
     assert table_of_accepted() in text, "docs/c10d-differences.md: accepted calls"
@@ -137,7 +137,7 @@ def evaluate(library, call):
 
 
 @pytest.mark.parametrize("call", BEFORE_INIT)
-def test_failed_call_without_a_world_leaves_no_world(call):
+def test_failed_call_before_init_process_group_leaves_no_world(call):
     """A failed attempt must leave no world, and must not affect the next attempt."""
     assert BEFORE_INIT[call] in evaluate(c10d_workers.Dldist(), call)
     assert not dldist.is_initialized() and dldist.get_pg_count() == 0
@@ -147,13 +147,13 @@ def test_failed_call_without_a_world_leaves_no_world(call):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("call", BEFORE_INIT)
-def test_torch_raises_the_same_without_a_world(call):
+def test_torch_raises_the_same_error_before_init_process_group(call):
     raised = evaluate(c10d_workers.Torch(), call)[0]
     # a torch build with NCCL refuses a machine without GPUs
     is_of_nccl = "'nccl'" in call and raised == "ValueError"
     assert raised == BEFORE_INIT[call] or is_of_nccl
 
 
-def test_before_init_says_what_to_do():
+def test_error_of_a_call_before_init_process_group_says_what_to_do():
     with pytest.raises(ValueError, match="has not been initialized, please make sure to call init_process_group"):
         dldist.all_reduce(bytearray(4))

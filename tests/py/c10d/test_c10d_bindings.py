@@ -28,7 +28,7 @@ def world():
 # ---- works by array
 
 
-def test_works_are_found_by_the_memory_of_their_arrays():
+def test_wait_tensor_finds_a_work_by_the_memory_of_its_array():
     def case(rank):
         x, other = np.full(4, rank + 1.0), np.zeros(2)
         work = dldist.all_reduce(x, async_op=True)
@@ -43,7 +43,7 @@ def test_works_are_found_by_the_memory_of_their_arrays():
     assert c10d._get_work_registry_size() == 0
 
 
-def test_registry_counts_pending_works(world):
+def test_work_registry_counts_pending_works(world):
     x, y = vector(1), vector(2)
     for each in (x, x, y):
         c10d._register_work(each, dldist.all_reduce(each, async_op=True))
@@ -54,16 +54,16 @@ def test_registry_counts_pending_works(world):
     assert c10d._get_work_registry_size() == 0
 
 
-def test_wait_tensor_waits_for_a_pending_result(world):
+def test_wait_tensor_waits_for_the_pending_work_of_an_array(world):
     assert F.wait_tensor(F.all_reduce(vector(2), async_op=True)) == vector(2)
 
 
-def test_registry_rejects_wrong_arguments(world):
+def test_work_registry_rejects_wrong_arguments(world):
     assert isinstance(error_of(c10d._register_work, vector(1), None), TypeError)
     assert isinstance(error_of(c10d._register_work, "x", dldist.all_reduce(vector(1), async_op=True)), TypeError)
 
 
-def test_arrays_without_elements_have_separate_works(world):
+def test_arrays_without_elements_do_not_share_a_registered_work(world):
     one, other = np.zeros(0), np.zeros((0, 3))
     c10d._register_work(one, dldist.all_reduce(one, async_op=True))
     F.wait_tensor(other)
@@ -81,7 +81,7 @@ def test_wait_tensor_raises_the_error_of_the_work(world):
     assert c10d._get_work_registry_size() == 0
 
 
-def test_inflight_inputs_of_graphs_can_be_allowed():
+def test_setting_to_allow_pending_works_as_graph_inputs_can_be_changed():
     assert c10d._allow_inflight_collective_as_graph_input() is False
     c10d._set_allow_inflight_collective_as_graph_input(True)
     try:
@@ -93,7 +93,7 @@ def test_inflight_inputs_of_graphs_can_be_allowed():
 # ---- completion hooks
 
 
-def test_completion_hook_is_called_for_completed_calls_in_order():
+def test_on_completion_hook_is_called_for_completed_calls_in_order():
     """The hook must be called for calls of all kinds, in the order in which they end, and not for
     failed calls."""
 
@@ -126,7 +126,7 @@ def test_completion_hook_is_called_for_completed_calls_in_order():
         assert kinds == names and numbers[0] < numbers[1]
 
 
-def test_pending_works_have_no_completion():
+def test_on_completion_hook_is_not_called_for_pending_works():
     both = threading.Barrier(2)
 
     def case(rank):
@@ -144,12 +144,12 @@ def test_pending_works_have_no_completion():
     assert in_worlds(2, case) == [True, True]
 
 
-def test_completion_hook_must_be_callable(world):
+def test_on_completion_hook_must_be_callable(world):
     assert isinstance(error_of(dldist.group.WORLD._register_on_completion_hook, 3), TypeError)
     assert dldist.group.WORLD._has_hooks() is False
 
 
-def test_backend_may_have_its_own_completion_hooks():
+def test_backend_may_implement_on_completion_hooks_itself():
     given = []
 
     class Own(dldist._Backend):
@@ -220,7 +220,7 @@ def test_backend_may_use_the_torch_2_15_name_of_estimates():
 # ---- names
 
 
-def test_record_comm_names_nest():
+def test_profiling_names_of_record_comm_blocks_nest():
     name = c10d._get_comm_profiling_name
     assert name() == ""
     with dldist.record_comm("outer") as recorded:
@@ -237,7 +237,7 @@ def test_record_comm_names_nest():
     assert isinstance(error_of(c10d._set_comm_profiling_name, None), TypeError)
 
 
-def test_isolated_threads_find_their_own_groups_by_name():
+def test_threads_in_isolation_mode_find_their_own_groups_by_name():
     """Isolated threads must find their own groups by name, and another thread must be able
     to reuse the name."""
     known = registry.Registry()
@@ -276,7 +276,7 @@ def test_log_lines_begin_with_the_global_rank(monkeypatch):
 # ---- groups and futures
 
 
-def test_registered_names_can_be_removed():
+def test_registered_group_names_can_be_removed():
     assert c10d._is_process_group_registered("one") is False
     c10d._register_process_group("one", dldist.ProcessGroup(0, 1))
     assert c10d._is_process_group_registered("one") is True
@@ -284,7 +284,7 @@ def test_registered_names_can_be_removed():
     assert c10d._is_process_group_registered("one") is False
 
 
-def test_boxed_group_is_unboxed_unchanged(world):
+def test_unboxing_a_boxed_group_returns_the_same_group(world):
     pg = dldist.group.WORLD
     assert dldist.ProcessGroup.unbox(pg.boxed()) is pg
     assert isinstance(error_of(dldist.ProcessGroup.unbox, 3), RuntimeError)
@@ -294,7 +294,7 @@ def test_boxed_group_is_unboxed_unchanged(world):
     assert backend.use_pg_for_symm_mem_rendezvous is True
 
 
-def test_future_values_are_unwrapped():
+def test_value_of_a_future_is_passed_through_its_unwrap_function():
     """The function must be called at each access, and may raise; the value must not change."""
     future, seen = dldist.Future(), []
     future._set_unwrap_func(seen.append)
@@ -313,7 +313,7 @@ def test_future_values_are_unwrapped():
 # ---- contents
 
 
-def test_hashes_differ_for_different_contents():
+def test_hashes_of_tensors_depend_on_their_contents_only():
     x = np.arange(12, dtype="f4").reshape(3, 4)
     same = [np.asfortranarray(x), memoryview(x), np.concatenate([x, x])[:3]]
     assert {c10d._hash_tensors([each]) for each in same} == {c10d._hash_tensors([x])} == {7334315243873263101}
@@ -384,7 +384,7 @@ def test_remote_devices_are_parsed_as_by_torch():
     assert dldist._remote_device(torch.device("cuda:1")).device() == "cuda:1"
 
 
-def test_links_between_devices_are_unavailable():
+def test_detection_of_device_links_raises_an_error():
     error = error_of(c10d._detect_dma_connectivity, "cuda", "nvlink")
     assert isinstance(error, RuntimeError) and "for cuda over nvlink is not available" in str(error)
     assert isinstance(error_of(c10d._DMAConnectivity), TypeError)

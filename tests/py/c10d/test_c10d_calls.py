@@ -22,7 +22,7 @@ def three():
     teams.close()
 
 
-def test_all_cases_are_run():
+def test_every_case_of_torch_distributed_calls_is_run():
     names = [name for name, case in vars(c10d_cases).items() if is_case(case)]
     assert sorted(names) == sorted(CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO)
 
@@ -34,10 +34,10 @@ def is_case(function):
 
 
 @pytest.mark.parametrize("name", CASES_FOR_TWO_AND_THREE + CASES_FOR_TWO)
-def test_calls_are_right_among_two_ranks(two, name):
+def test_torch_distributed_calls_are_correct_with_two_ranks(two, name):
     two.run(name)
 
 
 @pytest.mark.parametrize("name", CASES_FOR_TWO_AND_THREE)
-def test_calls_are_right_among_three_ranks(three, name):
+def test_torch_distributed_calls_are_correct_with_three_ranks(three, name):
     three.run(name)

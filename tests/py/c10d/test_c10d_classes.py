@@ -49,7 +49,7 @@ ALL_OPTIONS = {
 
 
 @pytest.mark.parametrize("kind", ALL_OPTIONS, ids=lambda kind: kind.__name__)
-def test_options_begin_with_c10ds_defaults(kind):
+def test_option_objects_have_the_default_values_of_torch(kind):
     opts = kind()
     expected = {"timeout": UNSET, "asyncOp": True, **ALL_OPTIONS[kind]}
     assert {name: getattr(opts, name) for name in expected} == expected
@@ -58,14 +58,14 @@ def test_options_begin_with_c10ds_defaults(kind):
 
 
 @pytest.mark.parametrize("kind", ALL_OPTIONS, ids=lambda kind: kind.__name__)
-def test_options_have_no_other_attributes_and_no_arguments(kind):
+def test_option_objects_accept_no_arguments_and_no_other_attributes(kind):
     with pytest.raises(AttributeError):
         kind().rootrank = 1
     with pytest.raises(TypeError):
         kind(timeout=THREE)
 
 
-def test_options_are_independent_and_can_be_copied():
+def test_option_objects_are_independent_and_can_be_copied():
     first = BarrierOptions()
     first.device_ids.append(1)
     assert BarrierOptions().device_ids == []
@@ -94,7 +94,7 @@ def test_options_are_independent_and_can_be_copied():
         (BarrierOptions, "device", "cpu", "cpu"),
     ],
 )
-def test_options_convert_or_reject_values_by_type(kind, name, value, reads_back):
+def test_option_objects_convert_or_reject_values_by_type(kind, name, value, reads_back):
     opts = kind()
     if reads_back is TypeError:
         with pytest.raises(TypeError, match=rf"{kind.__name__}\.{name}"):
@@ -145,7 +145,7 @@ def test_enums_have_their_members_and_reject_other_values(kind, members):
             kind(wrong)
 
 
-def test_enums_are_as_torchs():
+def test_enums_have_the_members_and_values_of_torchs():
     c10d = pytest.importorskip("torch._C._distributed_c10d", reason="torch is not there to compare with")
     for name in ("OpType", "WorkResult", "ErrorType", "DebugLevel", "BuiltinCommHookType"):
         dldist_members = {key: int(member) for key, member in getattr(options, name).__members__.items()}
@@ -156,7 +156,7 @@ def test_enums_are_as_torchs():
                 getattr(c10d, name)(wrong)
 
 
-def test_members_of_different_enums_differ():
+def test_members_of_different_enums_are_not_equal():
     assert options.WorkResult.SUCCESS != options.ErrorType.SUCCESS
     assert len({options.WorkResult.SUCCESS, options.ErrorType.SUCCESS}) == 2
 
@@ -258,7 +258,7 @@ CANONICAL = {
 
 
 @pytest.mark.parametrize(("method", "args", "kwargs", "tensors", "kind", "fields", "timeout"), FORMS)
-def test_all_forms_of_a_call_are_equivalent(method, args, kwargs, tensors, kind, fields, timeout):
+def test_all_argument_forms_of_a_backend_call_are_equivalent(method, args, kwargs, tensors, kind, fields, timeout):
     done = getattr(Recorder(0, 3), method)(*args, **kwargs)
     assert (done[0], done[2], done[4]) == (CANONICAL.get(method, method), kind, timeout)
     assert same(done[1], tensors)
@@ -280,12 +280,12 @@ def test_all_forms_of_a_call_are_equivalent(method, args, kwargs, tensors, kind,
         ("barrier", (AllreduceOptions(),), {}, "'timeout'.*not AllreduceOptions"),
     ],
 )
-def test_arguments_that_match_no_form_are_rejected(method, args, kwargs, text):
+def test_arguments_that_match_no_form_of_a_backend_call_are_rejected(method, args, kwargs, text):
     with pytest.raises(TypeError, match=rf"{method}\(\): incompatible function arguments.*{text}"):
         getattr(Recorder(0, 3), method)(*args, **kwargs)
 
 
-def test_options_object_is_passed_unchanged():
+def test_option_object_is_passed_to_the_backend_unchanged():
     given = AllreduceOptions()
 
     class Checking(Backend):
@@ -318,7 +318,7 @@ class Named(Backend):
 
 
 @pytest.mark.parametrize("method", COLLECTIVES)
-def test_missing_operation_of_a_backend_is_an_error(method):
+def test_calling_an_operation_that_a_backend_lacks_is_an_error(method):
     name = CANONICAL.get(method, method)
     with pytest.raises(RuntimeError, match=f"^Backend mine does not support {name}$"):
         getattr(Named(0, 2), method)(*ARGUMENTS.get(method, ([Y], [X])))
@@ -342,12 +342,12 @@ def test_missing_operation_of_a_backend_is_an_error(method):
         ("_wait_for_pending_works", ()),
     ],
 )
-def test_missing_lifecycle_method_of_a_backend_is_an_error(method, args):
+def test_calling_a_lifecycle_method_that_a_backend_lacks_is_an_error(method, args):
     with pytest.raises(RuntimeError, match=f"^Backend mine does not support {method}$"):
         getattr(Named(0, 2), method)(*args)
 
 
-def test_unimplemented_calls_raise_c10ds_texts():
+def test_unimplemented_backend_calls_raise_the_error_text_of_torch():
     backend = Named(0, 2)
     for call, text in [
         (backend._start_coalescing, "Backend mine does not implement startCoalescing"),
@@ -369,7 +369,7 @@ def test_backend_has_a_rank_size_and_name():
             Backend(rank, size)
 
 
-def test_signatures_are_visible():
+def test_signatures_of_backend_calls_are_visible_to_inspect():
     assert list(inspect.signature(Backend.broadcast).parameters) == ["self", "tensors", "opts", "timeout", "tensor", "root"]
     assert list(inspect.signature(Backend.send).parameters) == ["self", "tensors", "dstRank", "tag"]
 
@@ -385,7 +385,7 @@ def test_backend_options_have_defaults_and_a_constant_backend():
         Backend.Options("mine", 5)
 
 
-def test_set_timeout_changes_the_options():
+def test_set_timeout_of_a_backend_changes_its_options():
     class WithOptions(Named):
         def __init__(self):
             super().__init__(0, 1)
@@ -403,7 +403,7 @@ PAIRS = [(old, new) for old, new in CANONICAL.items()]
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 @pytest.mark.parametrize("overridden", ["old", "new", "both"])
-def test_either_name_of_a_call_may_be_overridden(old, new, overridden):
+def test_backend_may_override_the_old_or_the_new_name_of_a_call(old, new, overridden):
     names = {"old": [old], "new": [new], "both": [old, new]}[overridden]
 
     def maker(name):
@@ -419,7 +419,7 @@ def test_either_name_of_a_call_may_be_overridden(old, new, overridden):
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
-def test_super_calls_do_not_recurse(old, new):
+def test_overridden_backend_call_may_call_super_by_either_name(old, new):
     for names in ([old], [new], [old, new]):
         space = {}
         for name in names:
@@ -430,7 +430,7 @@ def test_super_calls_do_not_recurse(old, new):
                 getattr(kind(0, 2), called)(X, Y)
 
 
-def test_abort_hooks_are_called_and_can_be_replaced(monkeypatch):
+def test_abort_hook_of_a_backend_is_called_and_can_be_replaced(monkeypatch):
     call_log, unraisable = [], []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: unraisable.append(raised.exc_value))
     backend = Named(0, 1)
@@ -451,7 +451,7 @@ def test_abort_hooks_are_called_and_can_be_replaced(monkeypatch):
 # --- works ---
 
 
-def test_fake_work_is_complete():
+def test_fake_work_counts_as_completed():
     fake = works.FakeWork()
     assert isinstance(fake, dldist.Work)
     assert fake.wait() is True and fake.wait(THREE) is True
@@ -463,7 +463,7 @@ def test_fake_work_is_complete():
     assert works.FakeWork(outputs).result() == works.FakeWork(outputs).get_future().wait() == outputs
 
 
-def test_callback_work_waits_by_its_callback():
+def test_wait_of_a_callback_work_calls_its_callback():
     asked, answers = [], [False, True, True]
     created = works.PythonCallbackWork(lambda timeout: asked.append(timeout) or answers.pop(0))
     assert isinstance(created, dldist.Work) and not created.is_completed()
@@ -474,7 +474,7 @@ def test_callback_work_waits_by_its_callback():
     assert asked == [timedelta(seconds=2), timedelta(0), THREE]
 
 
-def test_callback_work_raises_the_error_of_its_callback():
+def test_wait_of_a_callback_work_raises_the_error_of_its_callback():
     def fail(_):
         raise ValueError("mine")
 
@@ -526,7 +526,7 @@ def test_illegal_work_rejects_every_call(name):
 # --- the import ---
 
 
-def test_modules_imported_with_the_package_are_light():
+def test_backend_modules_import_no_heavy_modules():
     code = (
         "import sys; before = set(sys.modules); import dldist._backends.recorded_calls, dldist._base.future\n"
         "import dldist._backends.backend_base, dldist._base.options, dldist._base.works\n"

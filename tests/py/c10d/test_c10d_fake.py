@@ -52,7 +52,7 @@ def values(tensor):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_collective_fills_its_outputs(fake, kind):
+def test_every_collective_of_the_fake_backend_fills_its_outputs(fake, kind):
     def zeros(*shape):
         return kind(np.zeros(shape).tolist())
 
@@ -106,13 +106,13 @@ def test_every_collective_fills_its_outputs(fake, kind):
         assert (values(kept) == values(one)).all()
 
 
-def test_memory_around_a_strided_output_is_unchanged(fake):
+def test_fake_collective_does_not_change_memory_around_a_strided_output(fake):
     memory = np.full((4, 2), -7, "f4")
     fake.all_gather_single(memory[:, 0], np.array([1, 2], "f4"))
     assert memory.tolist() == [[1, -7], [2, -7], [1, -7], [2, -7]]
 
 
-def test_standard_library_arrays_are_accepted(fake):
+def test_fake_backend_accepts_standard_library_arrays(fake):
     output = array.array("d", [0, 0])
     fake.scatter(output, [array.array("d", [1, 2]), array.array("d", [3, 4])], RANK)
     assert output == array.array("d", [3, 4])
@@ -121,7 +121,7 @@ def test_standard_library_arrays_are_accepted(fake):
     assert output == b"abab"
 
 
-def test_tensors_without_memory_are_accepted(fake):
+def test_fake_backend_accepts_tensors_without_memory(fake):
     torch = pytest.importorskip("torch", reason="torch is not there")
     output = torch.zeros(4, device="meta")
     assert fake.all_gather_single(output, torch.zeros(2, device="meta")).wait()
@@ -129,7 +129,7 @@ def test_tensors_without_memory_are_accepted(fake):
         fake.all_gather_single(output, torch.zeros(3, device="meta"))
 
 
-def test_empty_tensors_are_accepted(fake):
+def test_fake_backend_accepts_empty_tensors(fake):
     empty = np.empty((0, 3), "f4")
     for work in (
         fake.allreduce(empty),
@@ -140,7 +140,7 @@ def test_empty_tensors_are_accepted(fake):
         assert work.wait() is True
 
 
-def test_calls_and_messages_return_fake_works(fake):
+def test_calls_of_the_fake_backend_return_completed_works(fake):
     x = np.ones(2, "f4")
     works = [
         fake.allreduce(x),
@@ -184,25 +184,25 @@ def f4(*shape):
         (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "input has another number of elements: got 2, expected 4"),
     ],
 )
-def test_mismatched_sizes_are_rejected(fake, call, text):
+def test_fake_backend_rejects_mismatched_sizes(fake, call, text):
     with pytest.raises(RuntimeError, match=text):
         call(fake)
 
 
-def test_read_only_outputs_are_rejected(fake):
+def test_fake_backend_rejects_read_only_outputs(fake):
     output = f4(2)
     output.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         fake.scatter(output, [f4(2), f4(2)], RANK)
 
 
-def test_other_ranks_may_leave_out_the_lists(fake):
+def test_lists_are_optional_in_the_fake_backend_on_ranks_that_are_not_the_root(fake):
     assert fake.scatter(f4(2), [], 0).wait()
     assert fake.scatter([f4(2)], [], ScatterOptions()).wait()
     assert fake.gather([], f4(2), 0).wait()
 
 
-def test_group_has_options_and_no_public_constructor(fake):
+def test_fake_process_group_has_options_and_no_public_constructor(fake):
     assert (fake.options.backend, fake.options.fake_option, fake.options.error_on_collective) == ("fake", 0, False)
     assert fake.options.simulate_uniform_ranks is False
     assert (fake.rank(), fake.size(), fake.name()) == (RANK, SIZE, "fake")
@@ -211,7 +211,7 @@ def test_group_has_options_and_no_public_constructor(fake):
     assert FakeProcessGroup._create_internal(rank=0, world_size=1, options=FakeProcessGroup.Options()).size() == 1
 
 
-def test_error_on_collective_fails_only_collectives():
+def test_option_error_on_collective_fails_only_collectives():
     opts = FakeProcessGroup.Options()
     opts.error_on_collective = True
     fake = FakeProcessGroup._create_internal(0, 2, opts)
@@ -234,7 +234,7 @@ REDUCED = {"SUM": 3 * X, "AVG": X, "MIN": X, "MAX": X, "PRODUCT": X**3, "BAND": 
 
 
 @pytest.mark.parametrize("name", REDUCED)
-def test_uniform_ranks_reduce_equal_inputs(uniform, name):
+def test_fake_backend_with_uniform_ranks_reduces_as_if_all_inputs_were_equal(uniform, name):
     op, whole = getattr(dldist.ReduceOp, name), np.tile(X, (3, 1))
     for call, kind in ((uniform.allreduce, np.ascontiguousarray), (uniform.allreduce, np.asfortranarray)):
         x = kind(X.copy())
@@ -253,7 +253,7 @@ def reduce_options(op):
     return opts
 
 
-def test_bxor_of_an_even_number_of_uniform_ranks_is_zero():
+def test_fake_bxor_of_an_even_number_of_equal_inputs_is_zero():
     opts = FakeProcessGroup.Options()
     opts.simulate_uniform_ranks = True
     x = X.copy()
@@ -261,7 +261,7 @@ def test_bxor_of_an_even_number_of_uniform_ranks_is_zero():
     assert not x.any()
 
 
-def test_uniform_ranks_multiply_for_premul_sum(uniform):
+def test_fake_premul_sum_of_equal_inputs_multiplies_them(uniform):
     x = np.array([1.0, 2.0], "f4")
     uniform.allreduce([x], dldist._make_nccl_premul_sum(0.5))
     assert x.tolist() == [1.5, 3.0]
@@ -269,13 +269,13 @@ def test_uniform_ranks_multiply_for_premul_sum(uniform):
         uniform.allreduce([x], dldist.ReduceOp.BAND)
 
 
-def test_reduce_of_uniform_ranks_changes_the_root_only(uniform):
+def test_fake_reduce_of_equal_inputs_changes_only_the_root(uniform):
     x = np.ones(2, "f4")
     assert uniform.reduce([x], root=0).get_future().wait() is None and x.tolist() == [1, 1]
     assert uniform.reduce([x], root=RANK).get_future().wait()[0] is x and x.tolist() == [3, 3]
 
 
-def test_fake_exchanges_assume_equal_parts_on_uniform_ranks(uniform):
+def test_fake_all_to_all_assumes_that_all_ranks_send_equal_parts(uniform):
     inputs, outputs = [f4(1), np.array([5, 6], "f4"), f4(2)], [f4(2), f4(3), f4(1)]
     work = uniform.alltoall(outputs, inputs)
     assert [output.tolist() for output in outputs] == [[5, 6], [5, 6, 5], [5]] and len(work.result()) == 3
@@ -289,7 +289,7 @@ def test_fake_exchanges_assume_equal_parts_on_uniform_ranks(uniform):
     assert output.tolist() == [2, 3] * 3
 
 
-def test_works_of_uniform_ranks_have_the_outputs(uniform):
+def test_works_of_the_fake_backend_with_uniform_ranks_have_the_outputs(uniform):
     outputs = [f4(2) for _ in range(3)]
     assert uniform.allgather(outputs, np.ones(2, "f4")).result()[2].tolist() == [1, 1]
     x = f4(2)
@@ -298,7 +298,7 @@ def test_works_of_uniform_ranks_have_the_outputs(uniform):
     assert uniform.barrier().get_future().wait() is None
 
 
-def test_uniform_ranks_skip_tensors_without_memory(uniform):
+def test_fake_backend_with_uniform_ranks_skips_tensors_without_memory(uniform):
     torch = pytest.importorskip("torch", reason="torch is not there")
     assert uniform.allreduce([torch.zeros(4, device="meta")]).wait()
 

@@ -130,7 +130,7 @@ CASES = {
 @pytest.mark.parametrize("make", [vector, lambda *values: np.array(values, "f4"), lambda *values: array.array("q", values)])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_calls_with_several_tensors_are_right(case, size, make):
+def test_gloo_calls_with_several_tensors_a_rank_are_correct(case, size, make):
     found = in_groups(size, lambda group, rank: [each.tolist() for each in case(dldist, make, group, rank)])
     assert found == [CASES[case](size)] * size
 
@@ -155,13 +155,13 @@ def values_of_futures(dist, group, make):
 VALUES_OF_FUTURES = [[[6], [6]], [[2], [2]], [[[1], [2], [1], [2]]] * 2, [[1], [1]]]
 
 
-def test_futures_have_the_expected_values():
+def test_futures_of_gloo_calls_have_the_expected_values():
     assert in_groups(2, lambda group, _rank: values_of_futures(dldist, group, vector)) == [VALUES_OF_FUTURES] * 2
 
 
 @pytest.mark.torch
 @OF_TORCH
-def test_torchs_futures_have_the_same_values(made):
+def test_futures_of_torchs_gloo_calls_have_the_same_values(made):
     import torch
 
     found = in_groups_of_torch(made, 2, lambda dist, group, _rank: values_of_futures(dist, group, lambda *values: torch.tensor(values)))
@@ -171,7 +171,7 @@ def test_torchs_futures_have_the_same_values(made):
 @pytest.mark.torch
 @OF_TORCH
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_torchs_groups_give_the_same_results(case, made):
+def test_torchs_gloo_groups_give_the_same_results(case, made):
     import torch
 
     def run(dist, group, rank):
@@ -180,7 +180,7 @@ def test_torchs_groups_give_the_same_results(case, made):
     assert in_groups_of_torch(made, 2, run) == [CASES[case](2)] * 2
 
 
-def test_work_completes_with_its_last_tensor():
+def test_gloo_work_of_several_tensors_completes_with_the_last_one():
     may_come, seen_results = threading.Event(), []
 
     def case(group, rank):
@@ -205,7 +205,7 @@ def test_work_completes_with_its_last_tensor():
     assert seen_results == [[6, 6]]
 
 
-def test_failed_tensor_fails_the_work():
+def test_gloo_work_of_several_tensors_fails_if_one_fails():
     has_failed = threading.Event()
 
     def case(group, rank):
@@ -247,7 +247,7 @@ def reduced(dist, make, group, rank, op):
 
 
 @pytest.mark.parametrize(("op", "dtype"), REDUCED)
-def test_reductions_of_several_tensors_are_right(op, dtype):
+def test_gloo_reductions_of_several_tensors_a_rank_are_correct(op, dtype):
     def case(group, rank):
         return reduced(dldist, lambda values: np.array(values, dtype), group, rank, op)
 
@@ -257,7 +257,7 @@ def test_reductions_of_several_tensors_are_right(op, dtype):
 @pytest.mark.torch
 @OF_TORCH
 @pytest.mark.parametrize(("op", "dtype"), REDUCED)
-def test_torchs_reductions_of_several_tensors_are_the_same(op, dtype, made):
+def test_torchs_gloo_reductions_of_several_tensors_are_the_same(op, dtype, made):
     import torch
 
     if op == "AVG" and made is gloo_texts:
@@ -269,7 +269,7 @@ def test_torchs_reductions_of_several_tensors_are_the_same(op, dtype, made):
     assert in_groups_of_torch(made, 2, run) == [[REDUCED[op, dtype]] * 2] * 2
 
 
-def test_several_strided_tensors_are_reduced_in_place():
+def test_several_strided_tensors_of_one_gloo_call_are_reduced_in_place():
     whole = {rank: np.arange(8.0).reshape(2, 4) for rank in range(2)}
 
     def case(group, rank):
@@ -279,7 +279,7 @@ def test_several_strided_tensors_are_reduced_in_place():
     assert in_groups(2, case) == [[[0, 3, 2, 3], [4, 7, 6, 7]]] * 2
 
 
-def test_a_factor_multiplies_the_sum_once():
+def test_premul_sum_of_several_tensors_multiplies_the_sum_only_once():
     def case(group, rank):
         tensors = [np.array([1.0 + rank]), np.array([3.0])]
         group.allreduce(tensors, op=dldist.ReduceOp.PREMUL_SUM(0.5)).wait()
@@ -288,7 +288,7 @@ def test_a_factor_multiplies_the_sum_once():
     assert in_groups(2, case) == [[[4.5], [4.5]]] * 2
 
 
-def test_unsupported_reduction_writes_nothing():
+def test_unsupported_gloo_reduction_changes_no_tensor():
     def case(group, rank):
         tensors = [np.ones(1, "c8"), np.ones(1, "c8")]
         with pytest.raises(ValueError, match="there is no MAX of complex64"):
@@ -391,7 +391,7 @@ def check_words(errors):
         assert isinstance(error, RuntimeError) and words in str(error), (words, error)
 
 
-def test_wrong_arguments_raise_gloos_texts():
+def test_wrong_arguments_raise_errors_with_the_texts_of_gloo():
     def case(group, rank):
         errors = errors_of_wrong_calls(dldist, lambda count, dtype=F4: np.zeros(count, dtype), group)
         group.barrier().wait()  # nothing was sent
@@ -403,7 +403,7 @@ def test_wrong_arguments_raise_gloos_texts():
 
 @pytest.mark.torch
 @OF_TORCH
-def test_torchs_texts_are_the_same(made):
+def test_errors_of_torchs_gloo_have_the_same_texts(made):
     import torch
 
     def run(dist, group, rank):
@@ -415,7 +415,7 @@ def test_torchs_texts_are_the_same(made):
 
 @pytest.mark.torch
 @OF_TORCH
-def test_torchs_sparse_tensors_are_checked_and_summed(made):
+def test_sparse_torch_tensors_are_checked_and_summed_by_gloo_calls(made):
     import torch
 
     def coo(place, value, size=3):
@@ -440,7 +440,7 @@ def test_torchs_sparse_tensors_are_checked_and_summed(made):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("made", [torch_group_over_dldist, torch_group_in_cpp_over_dldist])
-def test_late_or_lost_rank_raises_gloos_texts(made):
+def test_late_or_lost_rank_raises_an_error_with_the_text_of_gloo(made):
     may_go, has_left = threading.Event(), threading.Event()
 
     def run(dist, group, rank):
@@ -474,7 +474,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "kind", "text"), REFUSED)
-def test_wrong_arguments_are_rejected(call, kind, text):
+def test_gloo_calls_reject_wrong_arguments(call, kind, text):
     def case(group, rank):
         with pytest.raises(kind, match=text):
             call(group)
@@ -483,7 +483,7 @@ def test_wrong_arguments_are_rejected(call, kind, text):
     in_groups(1, case)
 
 
-def test_overlapping_outputs_are_rejected():
+def test_gloo_calls_reject_overlapping_outputs():
     whole = np.zeros(3)
 
     def case(group, rank):
@@ -497,7 +497,7 @@ def test_overlapping_outputs_are_rejected():
 # ---- devices
 
 
-def test_devices_are_created_by_interface_or_host():
+def test_gloo_devices_are_created_from_an_interface_or_a_host():
     create = ProcessGroupGloo.create_device
     for device in (create(interface="lo"), create("127.0.0.1"), create(hostname="localhost"), ProcessGroupGloo.create_default_device()):
         assert isinstance(device, ProcessGroupGloo.Device)
@@ -512,7 +512,7 @@ def test_devices_are_created_by_interface_or_host():
             create(**given)
 
 
-def test_device_options_accept_only_devices():
+def test_gloo_options_accept_only_a_list_of_devices():
     opts = ProcessGroupGloo._Options()
     opts._devices = (ProcessGroupGloo.create_default_device(),)
     assert len(opts._devices) == 1

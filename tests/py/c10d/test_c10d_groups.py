@@ -96,7 +96,7 @@ BAD_INIT = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "text"), BAD_INIT)
-def test_init_rejects_wrong_arguments(arguments, kind, text, monkeypatch):
+def test_init_process_group_rejects_wrong_arguments(arguments, kind, text, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     nothing = {name: NotImplementedError("cannot load it: there is none") for name in carriers.NAMES}
@@ -110,7 +110,7 @@ def test_init_rejects_wrong_arguments(arguments, kind, text, monkeypatch):
 
 
 @pytest.mark.parametrize("timeout", [timedelta(seconds=9), 9, 9.0])
-def test_timeout_is_a_timedelta_or_seconds(timeout):
+def test_timeout_may_be_a_timedelta_or_seconds(timeout):
     dldist.init_process_group(timeout=timeout, group_name="no matter", pg_options=object())
     assert dldist.default_world().timeout == dldist.group.WORLD.get_timeout() == timedelta(seconds=9)
     assert dldist.group.WORLD.bound_device_id is None
@@ -122,7 +122,7 @@ def test_timeout_is_a_timedelta_or_seconds(timeout):
     dldist.destroy_process_group()
 
 
-def test_second_init_is_rejected():
+def test_second_call_of_init_process_group_is_rejected():
     dldist.init_process_group()
     error = error_of(dldist.init_process_group)
     assert isinstance(error, ValueError)
@@ -132,7 +132,7 @@ def test_second_init_is_rejected():
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_init_in_a_forked_child_names_the_fork():
+def test_init_process_group_in_a_forked_child_says_that_it_was_forked():
     dldist.init_process_group()
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
@@ -145,7 +145,7 @@ def test_init_in_a_forked_child_names_the_fork():
     dldist.destroy_process_group()
 
 
-def test_init_succeeds_after_a_failed_init():
+def test_init_process_group_can_succeed_after_it_has_failed():
     store = dldist.HashStore()
 
     def rank_of(rank):
@@ -170,7 +170,7 @@ def test_store_serves_several_worlds_in_sequence():
         assert in_worlds(2, lambda rank: total(), store=store) == [2, 2]
 
 
-def test_init_barrier_includes_ranks_outside_the_group(monkeypatch):
+def test_init_barrier_of_new_group_includes_ranks_outside_the_group(monkeypatch):
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
 
     def case(rank):
@@ -183,7 +183,7 @@ def test_init_barrier_includes_ranks_outside_the_group(monkeypatch):
     assert in_worlds(2, case) == [(2, 1), (2, True)]
 
 
-def test_failed_init_barrier_ends_the_group(monkeypatch):
+def test_failed_init_barrier_of_new_group_ends_the_group(monkeypatch):
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
 
     def case(rank):
@@ -196,7 +196,7 @@ def test_failed_init_barrier_ends_the_group(monkeypatch):
 
 
 @pytest.mark.parametrize(("make", "argument"), [(dldist.init_process_group, "init_method"), (dldist.World, "store")])
-def test_interrupt_after_the_rendezvous_leaves_no_group(make, argument, monkeypatch):
+def test_interrupted_init_process_group_leaves_no_group(make, argument, monkeypatch):
     closed = []
 
     def interrupt(self):
@@ -209,7 +209,7 @@ def test_interrupt_after_the_rendezvous_leaves_no_group(make, argument, monkeypa
     assert len(closed) == 1 and not dldist.is_initialized() and dldist.get_pg_count() == 0
 
 
-def test_late_destruction_logs_the_operations_under_way(monkeypatch, caplog):
+def test_destroy_process_group_logs_the_operations_that_it_waits_for(monkeypatch, caplog):
     monkeypatch.setattr(world_backend, "CLOSE_TIMEOUT_S", 0.05)
     dldist.init_process_group()
     late = dldist.irecv(vector(0), 0, tag=4)
@@ -258,7 +258,7 @@ def test_uncaught_exceptions_begin_with_the_rank():
         lambda: dldist.default_world(),
     ],
 )
-def test_calls_require_a_default_world(call):
+def test_module_level_calls_require_init_process_group(call):
     error = error_of(call)
     assert type(error) is ValueError
     assert str(error) == NOT_INITIALIZED
@@ -267,7 +267,7 @@ def test_calls_require_a_default_world(call):
 # ---- new_group
 
 
-def test_only_members_get_a_group_and_a_rank():
+def test_new_group_returns_a_group_only_to_its_members():
     def case(rank):
         group = dldist.new_group([2, 1], group_desc="a pair")
         assert dldist.get_pg_count() == 2
@@ -282,7 +282,7 @@ def test_only_members_get_a_group_and_a_rank():
     assert in_worlds(3, case) == [None, (0, "1", 3), (1, "1", 3)]
 
 
-def test_unsorted_ranks_keep_the_order_given():
+def test_new_group_keeps_the_given_order_of_ranks():
     def case(rank):
         group = dldist.new_group([2, 0], sort_ranks=False)
         return None if rank == 1 else (dldist.get_rank(group), dldist.get_process_group_ranks(group))
@@ -290,7 +290,7 @@ def test_unsorted_ranks_keep_the_order_given():
     assert in_worlds(3, case) == [(1, [2, 0]), None, (0, [2, 0])]
 
 
-def test_local_synchronization_involves_only_members():
+def test_new_group_with_local_synchronization_needs_only_the_members():
     def case(rank):
         names = []
         if rank == 0:
@@ -309,7 +309,7 @@ def test_local_synchronization_involves_only_members():
     assert rest == others == ["1", 3]
 
 
-def test_non_member_of_a_local_group_gets_none():
+def test_new_group_with_local_synchronization_returns_none_to_non_members():
     """A rank outside a local group must get None, as with torch, instead of NON_GROUP_MEMBER."""
 
     def case(rank):
@@ -373,7 +373,7 @@ def test_new_group_rejects_wrong_arguments(arguments, kind, text):
     assert in_worlds(2, case) == [(True, 2)] * 2
 
 
-def test_same_tag_and_ranks_give_the_same_group():
+def test_same_tag_and_ranks_return_the_same_group():
     def case(rank):
         group = c10d._new_group_with_tag([0, 1], pg_tag="t")
         assert c10d._new_group_with_tag([0, 1], pg_tag="t") is group
@@ -386,7 +386,7 @@ def test_same_tag_and_ranks_give_the_same_group():
     assert in_worlds(2, case) == ["user:t"] * 2
 
 
-def test_subgroups_have_the_given_ranks():
+def test_new_subgroups_creates_groups_of_the_given_ranks():
     def case(rank):
         first, every = dldist.new_subgroups(2)
         listed, both = dldist.new_subgroups_by_enumeration([[0, 3], [1]])
@@ -398,7 +398,7 @@ def test_subgroups_have_the_given_ranks():
     assert in_worlds(4, case) == [(1, 3), (1, 1), (5, None), (5, 3)]
 
 
-def test_subgroups_reject_wrong_arguments():
+def test_new_subgroups_rejects_wrong_arguments():
     cases = [
         (dldist.new_subgroups, None, ValueError, "group_size"),
         (dldist.new_subgroups, 0, ValueError, "must be positive"),
@@ -419,7 +419,7 @@ def test_subgroups_reject_wrong_arguments():
     assert in_worlds(3, case) == [3] * 3
 
 
-def test_split_group_gives_each_rank_its_part():
+def test_split_group_returns_the_new_group_of_each_rank():
     def case(rank):
         part = dldist.split_group(split_ranks=[[0, 3], [2, 1]])
         inner = dldist.split_group(part, [[1]], group_desc="inner", timeout=timedelta(seconds=2))
@@ -476,7 +476,7 @@ def test_split_group_requires_a_group_of_the_default_world():
 # ---- the end
 
 
-def test_destroyed_group_is_rejected():
+def test_calls_on_a_destroyed_group_are_rejected():
     def case(rank):
         group, world = dldist.new_group([0, 1]), dldist.group.WORLD
         name = group.group_name
@@ -498,7 +498,7 @@ def test_destroyed_group_is_rejected():
     in_worlds(2, case)
 
 
-def test_destroy_without_a_group_is_rejected():
+def test_destroy_process_group_without_a_group_is_rejected():
     assert str(error_of(dldist.destroy_process_group)) == "Process group cannot be None"
     dldist.init_process_group()
     assert dldist.destroy_process_group(NON_MEMBER) is None
@@ -526,7 +526,7 @@ def test_abort_reports_its_reason_to_other_ranks(of_group):
     assert seconds < under_load(2)
 
 
-def test_abort_process_group_aborts():
+def test_abort_process_group_aborts_the_group_on_all_ranks():
     def case(rank):
         if rank == 0:
             c10d._abort_process_group()
@@ -537,7 +537,7 @@ def test_abort_process_group_aborts():
 
 
 @pytest.mark.parametrize("flags", [dldist.SHRINK_DEFAULT, dldist.SHRINK_ABORT])
-def test_default_group_can_be_shrunk(flags):
+def test_shrink_group_can_shrink_the_default_group(flags):
     def case(rank):
         if rank == 1:
             assert isinstance(error_of(dldist.shrink_group, [1]), RuntimeError)
@@ -553,7 +553,7 @@ def test_default_group_can_be_shrunk(flags):
     assert in_worlds(3, case) == [(0, 2, 2, 2), None, (1, 2, 2, 2)]
 
 
-def test_group_can_be_shrunk_twice():
+def test_shrink_group_can_shrink_a_group_twice():
     def case(rank):
         group = dldist.new_group([0, 1, 2])
         if rank == 1:
@@ -591,14 +591,14 @@ def test_shrink_group_rejects_wrong_arguments(arguments, kind):
     assert in_worlds(2, case) == [(kind, 2)] * 2
 
 
-def test_world_continues_without_a_killed_rank():
+def test_shrink_group_lets_the_world_continue_without_a_killed_rank():
     assert world_workers.continue_without_rank_1() == [["0 2 2.0 2.0"], ["1 2 2.0 2.0"]]
 
 
 # ---- the registry
 
 
-def test_groups_have_names():
+def test_groups_can_be_found_by_their_names():
     def case(rank):
         group = dldist.new_group([0, 1])
         assert c10d._resolve_process_group(group.group_name) is group
@@ -643,7 +643,7 @@ def test_duplicate_group_name_is_rejected():
     dldist.destroy_process_group()
 
 
-def test_registry_can_be_replaced():
+def test_private_registry_of_groups_can_be_replaced():
     dldist.init_process_group()
     before = c10d._world
     c10d._world = c10d._World()
@@ -667,5 +667,5 @@ def test_set_timeout_rejects_wrong_arguments():
     dldist.destroy_process_group()
 
 
-def test_threads_can_have_separate_worlds():
+def test_threads_of_one_process_can_have_separate_worlds():
     assert run_ranks(world_workers.rank_size_and_parent, 2, timeout=20) == [(0, 2, os.getpid()), (1, 2, os.getpid())]

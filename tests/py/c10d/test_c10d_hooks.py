@@ -79,7 +79,7 @@ def test_hooks_are_called_for_every_operation():
         ("something_new", (), "UNKNOWN", (0, 0), -1),
     ],
 )
-def test_hook_gets_the_arguments_of_the_operation(method, arguments, name, counts, root):
+def test_pre_hook_gets_the_arguments_of_the_operation(method, arguments, name, counts, root):
     registry, hook_arguments = hooks.Hooks(), []
     registry.register_pre(1, hook_arguments.append)
     run(registry, method, *arguments)
@@ -97,7 +97,7 @@ class HookedCalls(LowLevelCalls):
         return self.hooks.run_call(method, arguments, lambda: method)
 
 
-def test_every_low_level_call_has_a_name_for_hooks():
+def test_every_process_group_call_has_an_operation_name_for_hooks():
     hook_arguments = []
     group = HookedCalls()
     group.hooks.register_pre(1, hook_arguments.append)
@@ -139,7 +139,7 @@ def test_pre_hook_that_raises_stops_the_operation():
         registry.run_call("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
 
 
-def test_module_level_calls_have_their_names_in_hooks(slow):
+def test_hooks_get_the_names_of_module_level_calls(slow):
     hook_arguments = []
     dldist.group.WORLD.register_pre_hook(1, hook_arguments.append)
     dldist.all_reduce_coalesced([np.zeros(1), np.zeros(1)], async_op=True)
@@ -173,7 +173,7 @@ def test_completion_hook_is_called_once_for_each_operation():
     assert in_worlds(2, case) == [(list(range(5)), True)] * 2
 
 
-def test_completion_hook_is_not_called_for_a_failure(slow):
+def test_completion_hook_is_not_called_for_a_failed_operation(slow):
     completed = []
     group = dldist.group.WORLD
     group.register_completion_hook(7, completed.append)
@@ -188,7 +188,7 @@ def test_completion_hook_is_not_called_for_a_failure(slow):
     assert completed == [CompletionHookArgs(2, None)], "this backend measures no time"
 
 
-def test_works_without_a_future_call_no_completion_hook(slow):
+def test_completion_hook_is_not_called_for_a_work_without_a_future(slow):
     completed = []
     group = dldist.group.WORLD
     group.register_completion_hook(7, completed.append)
@@ -233,7 +233,7 @@ def test_failing_completion_hook_does_not_stop_others(slow, monkeypatch):
     group._wait_for_completion_hooks()
 
 
-def test_coalesced_operation_completes_once():
+def test_completion_hook_is_called_once_for_a_coalesced_operation():
     def case(rank):
         completed = []
         group = dldist.group.WORLD
@@ -247,7 +247,7 @@ def test_coalesced_operation_completes_once():
     assert in_worlds(2, case) == [[0], [0]]
 
 
-def test_backend_may_call_completion_hooks(register):  # noqa: F811
+def test_backend_may_call_completion_hooks_itself(register):  # noqa: F811
     given = []
 
     class Own(Slow):
@@ -268,7 +268,7 @@ def test_backend_may_call_completion_hooks(register):  # noqa: F811
     dldist.destroy_process_group()
 
 
-def test_backend_rejects_completion_hooks_by_default(slow):
+def test_backend_without_completion_hooks_rejects_them(slow):
     assert slow.supports_completion_hooks is False
     for call in (lambda: slow.register_completion_hook(1, print), lambda: slow.unregister_completion_hook(1)):
         with pytest.raises(RuntimeError, match="Backend slow does not support (un)?register_completion_hook"):
@@ -292,7 +292,7 @@ def test_unsupported_abort_hooks_are_rejected(register):  # noqa: F811
     dldist.destroy_process_group()
 
 
-def test_abort_calls_its_hooks():
+def test_abort_of_a_group_calls_its_abort_hooks():
     called = []
     dldist.init_process_group()
     group = dldist.group.WORLD
@@ -309,7 +309,7 @@ def reset_health(monkeypatch):
     monkeypatch.setattr(health_check, "_aborted", set())
 
 
-def test_aborted_backend_stays_unhealthy(reset_health, slow):
+def test_aborted_backend_is_reported_as_unhealthy_forever(reset_health, slow):
     assert health_check.unhealthy_backends() == []
     dldist.group.WORLD.abort()
     assert health_check.unhealthy_backends() == ["slow"]
@@ -318,7 +318,7 @@ def test_aborted_backend_stays_unhealthy(reset_health, slow):
     assert health_check.unhealthy_backends() == ["slow"]
 
 
-def test_failed_group_is_unhealthy(reset_health):
+def test_failed_group_is_reported_as_unhealthy(reset_health):
     def case(rank):
         alone = dldist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
         before = health_check.unhealthy_backends()
@@ -331,7 +331,7 @@ def test_failed_group_is_unhealthy(reset_health):
     assert in_worlds(2, case) == [[], []]
 
 
-def test_health_hook_works_for_groups_without_init(reset_health):
+def test_health_check_works_for_groups_made_without_init_process_group(reset_health):
     group = dldist.ProcessGroup(0, 1)
     group._register_backend("cpu", dldist.ProcessGroup.BackendType.CUSTOM, Slow(0, 1))
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_health_hook_works_for_groups_without_init(reset_health):
     assert health_check.unhealthy_backends() == ["slow"]
 
 
-def test_control_plane_reports_health(reset_health, slow):
+def test_worker_server_reports_the_health_of_groups(reset_health, slow):
     class Answer:
         def set_content(self, content, kind):
             self.content, self.kind = json.loads(content), kind
@@ -367,7 +367,7 @@ class HookedGroup:
         self.unregister_pre_hook = self.hooks.unregister_pre
 
 
-def test_nan_check_hook_rejects_nan_until_it_is_removed():
+def test_nan_check_hook_rejects_nan_until_the_hook_is_removed():
     group = HookedGroup()
     handle = hooks.NanCheckHook.attach(group)
     another = hooks.NanCheckHook.attach(group)
@@ -384,7 +384,7 @@ def test_nan_check_hook_rejects_nan_until_it_is_removed():
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_nan_check_setting_applies_to_every_group(value, monkeypatch):
+def test_nan_check_environment_variable_applies_to_every_group(value, monkeypatch):
     monkeypatch.setenv("TORCH_DIST_NAN_CHECK", value)
 
     def case(rank):
@@ -419,12 +419,12 @@ def test_nan_check_setting_applies_to_every_group(value, monkeypatch):
         (bytearray(b"\xff" * 8), False),
     ],
 )
-def test_nan_is_found(tensor, expected):
+def test_has_nan_is_true_only_for_arrays_with_a_nan(tensor, expected):
     assert hooks.has_nan(tensor) is expected
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
-def test_nan_is_found_in_shared_arrays(dtype):
+def test_nan_check_finds_nan_in_shared_arrays(dtype):
     with dldist.World(dldist.HashStore(), 0, 1) as world:
         x = world.empty((2, 2), dtype)
         assert hooks.has_nan(x) is False
@@ -432,7 +432,7 @@ def test_nan_is_found_in_shared_arrays(dtype):
         assert hooks.has_nan(x) is True
 
 
-def test_nan_is_found_in_torch_tensors():
+def test_nan_check_finds_nan_in_torch_tensors():
     torch = pytest.importorskip("torch", reason="torch is not there")
     assert hooks.has_nan(torch.tensor([1.0, NAN]).bfloat16()) is True
     assert hooks.has_nan(torch.tensor([NAN], requires_grad=True)) is True
@@ -522,7 +522,7 @@ def test_flight_recorder_hook_has_the_ranks_of_a_subgroup(slow):
     hook.remove()
 
 
-def test_own_backend_is_recorded_once():
+def test_flight_recorder_hook_does_not_record_calls_of_dldist_twice():
     dldist.init_process_group()
     hook = hooks.FlightRecorderHook.attach(dldist.group.WORLD)
     flight_recorder.reset()
@@ -532,5 +532,5 @@ def test_own_backend_is_recorded_once():
     dldist.destroy_process_group()
 
 
-def test_unknown_operations_are_not_recorded():
+def test_flight_recorder_hook_does_not_record_unknown_operations():
     assert hooks.HookOpName.UNKNOWN not in hooks._RECORDED

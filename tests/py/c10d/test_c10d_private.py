@@ -56,7 +56,7 @@ def dldist_array(values):
         return group.empty(values.shape, str(values.dtype))
 
 
-def test_message_operations_are_checked():
+def test_operations_of_a_message_batch_are_checked():
     dldist.init_process_group()
     other = dldist.new_group([0])
     of_world, of_other = (dldist.P2POp(dldist.isend, vector(1), 0, group) for group in (None, other))
@@ -85,7 +85,7 @@ def test_ranks_are_converted_between_group_and_world():
 # ---- queries
 
 
-def test_configuration_describes_the_group():
+def test_configuration_of_a_group_describes_its_ranks_and_backend():
     def case(rank):
         pair = c10d._new_group_with_tag([0, 1], pg_tag="pair", group_desc="two")
         if rank == 2:
@@ -126,7 +126,7 @@ def test_default_device_depends_on_the_backend():
     assert c10d._get_object_coll_device(dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1)) == "cpu"
 
 
-def test_split_source_is_a_backend_that_supports_splitting(monkeypatch):
+def test_backend_that_a_group_is_split_from_supports_splitting(monkeypatch):
     dldist.init_process_group("cuda:fake", store=dldist.HashStore(), rank=0, world_size=1)
     assert c10d._get_split_source(dldist.group.WORLD) is dldist.group.WORLD._get_backend("cuda")
     assert c10d._get_split_source(dldist.group.WORLD, "cpu:gloo,cuda:fake") is dldist.group.WORLD._get_backend("cuda")
@@ -142,7 +142,7 @@ def test_split_source_is_a_backend_that_supports_splitting(monkeypatch):
     dldist.destroy_process_group()
 
 
-def test_module_state_follows_init_and_destroy(monkeypatch):
+def test_private_module_variables_are_set_by_init_and_reset_by_destroy(monkeypatch):
     assert (c10d._backend, c10d._default_pg_init_method) == (None, None)
     dldist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
     assert (c10d._backend, c10d._default_pg_init_method) == ("gloo", "tcp://127.0.0.1:0")
@@ -169,7 +169,7 @@ def test_constants_module_has_the_default_timeouts():
 # ---- groups
 
 
-def test_group_works_without_a_default_world():
+def test_private_helper_can_create_a_group_without_a_default_world():
     """A group with processes of other programs must work without a default group."""
     store = dldist.HashStore()
 
@@ -188,7 +188,7 @@ def test_group_works_without_a_default_world():
         assert on_threads(2, run) == [(1, 2, "weights", rank, b"value") for rank in range(2)]
 
 
-def test_helper_makes_a_group_of_some_ranks():
+def test_private_helper_creates_a_group_of_some_ranks():
     def case(rank):
         store = c10d._get_default_store()
         make = c10d._new_process_group_helper
@@ -210,7 +210,7 @@ def test_helper_makes_a_group_of_some_ranks():
         ({"timeout": TEN, "backend": "unknown"}, AssertionError, "Unknown backend"),
     ],
 )
-def test_helper_rejects_wrong_arguments(how, kind, text):
+def test_private_helper_that_creates_groups_rejects_wrong_arguments(how, kind, text):
     arguments = {"backend": "gloo", **how}
     with pytest.raises(kind, match=text):
         c10d._new_process_group_helper(1, 0, [], arguments.pop("backend"), dldist.HashStore(), "name", **arguments)
@@ -230,7 +230,7 @@ def test_default_group_can_be_replaced():
     assert in_worlds(2, case) == [2, 2]
 
 
-def test_group_of_rows_is_created_once():
+def test_group_with_the_same_ranks_and_tag_is_created_once():
     def case(rank):
         find = c10d._find_or_create_pg_by_ranks_and_tag
         row = find("rows", [3, 2, 1, 0], 2)
@@ -244,7 +244,7 @@ def test_group_of_rows_is_created_once():
     assert in_worlds(4, case) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
-def test_hashed_names_are_unique_and_colors_depend_on_ranks():
+def test_hashed_group_names_are_unique_and_split_colors_depend_on_ranks():
     dldist.init_process_group()
     assert c10d._process_group_name([], False) == "1"
     hashed = c10d._process_group_name([0, 1], True)
@@ -259,7 +259,7 @@ def test_hashed_names_are_unique_and_colors_depend_on_ranks():
 # ---- objects
 
 
-def test_objects_round_trip_as_tensors():
+def test_objects_converted_to_tensors_and_back_are_equal():
     def case(rank):
         encoded, size = c10d._object_to_tensor({"rank": rank}, "cpu", None)
         sizes = [array.array("q", [0]) for _ in range(2)]
@@ -280,7 +280,7 @@ def test_objects_round_trip_as_tensors():
 # ---- several calls as one
 
 
-def test_coalescing_state_exists_only_in_its_block():
+def test_coalescing_state_exists_only_inside_a_coalescing_block():
     dldist.init_process_group()
     world, x, y = dldist.group.WORLD, vector(1), vector(0)
     assert c10d._world.pg_coalesce_state == {}
@@ -310,7 +310,7 @@ def records(caplog):
     dldist.set_log_level("off")
 
 
-def test_log_names_failed_calls(records):
+def test_c10d_log_names_failed_calls(records):
     dldist.init_process_group("gloo")
     dldist.all_reduce(vector(1))
     with pytest.raises(TypeError):
@@ -327,7 +327,7 @@ def test_log_names_failed_calls(records):
     assert gone.pop("seconds") > 0 and gone == {"func_name": "destroy_process_group"}
 
 
-def test_calls_are_not_wrapped_without_the_log(records):
+def test_calls_are_wrapped_for_logging_only_if_the_log_is_on(records):
     assert dldist.all_reduce.__wrapped__ is c10d.all_reduce.__wrapped__
     assert dldist.isend is c10d.isend and not hasattr(dldist.isend, "__wrapped__")
     dldist.set_log_level("info")
@@ -347,7 +347,7 @@ def test_logging_decorators_preserve_the_function():
     assert c10d.logger.name == "dldist.distributed_c10d"
 
 
-def test_log_level_is_read_from_the_environment():
+def test_torch_log_level_is_read_from_the_environment():
     code = "import dldist; dldist.init_process_group(); dldist.all_reduce(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, env=environment(DLDIST_LOG="debug"))
     assert "'func_name': 'all_reduce'" in done.stderr, done.stderr
@@ -361,13 +361,13 @@ def environment(**more):
     return {**os.environ, **more}
 
 
-def test_no_nccl_names_without_nccl():
+def test_names_for_nccl_are_absent_without_nccl():
     if dldist.is_nccl_available():
         pytest.skip("NCCL is available here: test_nccl_c10d_calls.py has the names")
     assert not hasattr(dldist, "ProcessGroupNCCL") and not hasattr(c10d, "ProcessGroupNCCL")
 
 
-def test_current_group_is_per_thread():
+def test_current_process_group_is_separate_for_each_thread():
     pg = dldist.ProcessGroup(0, 1)
     assert c10d._current_process_group() is None
     c10d._set_process_group(pg)
@@ -379,7 +379,7 @@ def test_current_group_is_per_thread():
     assert c10d._current_process_group() is None
 
 
-def test_process_group_has_the_backend_types():
+def test_process_group_has_the_backend_types_as_attributes():
     assert dldist.ProcessGroup.GLOO is dldist.ProcessGroup.BackendType.GLOO
     assert {name for name in dldist.ProcessGroup.BackendType.__members__ if hasattr(dldist.ProcessGroup, name)} == {
         "UNDEFINED", "GLOO", "NCCL", "XCCL", "UCC", "MPI", "CUSTOM",

@@ -64,7 +64,7 @@ def test_sparse_tensors_are_summed_over_all_ranks(kind):
     assert in_worlds(3, case) == [expected] * 3
 
 
-def test_the_result_can_be_used(kind):
+def test_sparse_result_can_be_used_in_further_operations(kind):
     """The library's metadata of a tensor must match the elements of the result."""
 
     def case(rank):
@@ -77,7 +77,7 @@ def test_the_result_can_be_used(kind):
     assert in_worlds(2, case) == [[[2.0, 0], [0, 8.0]] if kind == "torch" else [[2.0, 0], [0, 20.0]]] * 2
 
 
-def test_low_level_calls_sum_sparse_tensors(kind):
+def test_allreduce_of_a_process_group_sums_sparse_tensors(kind):
     def case(rank):
         group = dldist.group.WORLD
         x, y = sparse(kind, [[1, rank]]), sparse(kind, [[1, rank]])
@@ -101,7 +101,7 @@ def test_several_sparse_tensors_all_get_the_sum(kind):
     assert in_worlds(2, case) == [[(3 * first).tolist()] * (1 + rank) for rank in range(2)]
 
 
-def test_several_tensors_that_differ_are_rejected(kind):
+def test_sparse_tensors_that_differ_in_size_or_layout_in_one_call_are_rejected(kind):
     def case(rank):
         group = dldist.group.WORLD
         x = sparse(kind, [[1, 2]])
@@ -134,7 +134,7 @@ def test_sparse_sums_work_in_detail_mode(kind):
         dldist.set_debug_level(before)
 
 
-def test_sizes_must_match_on_all_ranks(kind):
+def test_sparse_tensors_must_have_the_same_size_on_all_ranks(kind):
     def case(rank):
         error = error_of(dldist.all_reduce, sparse(kind, np.ones((2, 2 + rank))))
         dldist.barrier()
@@ -143,7 +143,7 @@ def test_sizes_must_match_on_all_ranks(kind):
     assert in_worlds(2, case) == [(ValueError, "Sizes do not match")] * 2
 
 
-def test_only_sums_are_supported(kind):
+def test_only_sums_of_sparse_tensors_are_supported(kind):
     dldist.init_process_group()
     for op in (dldist.ReduceOp.MAX, "avg", dldist.ReduceOp.AVG):
         with pytest.raises(RuntimeError, match="only works with ReduceOp.SUM"):
@@ -164,7 +164,7 @@ def test_sparse_tensors_may_have_dense_dimensions_that_match():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_unsupported_formats_are_rejected():
+def test_unsupported_sparse_formats_are_rejected():
     dldist.init_process_group()
     scipy = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
     with pytest.raises(TypeError, match=r"got 'lil', expected one of coo, csr, csc; convert it by tocoo\(\)"):
@@ -175,7 +175,7 @@ def test_unsupported_formats_are_rejected():
     dldist.destroy_process_group()
 
 
-def test_wrong_dense_inputs_are_rejected():
+def test_all_reduce_rejects_objects_that_are_neither_dense_nor_sparse_tensors():
     dldist.init_process_group()
     for wrong, kind in ((3, TypeError), (np.zeros(2, "U3"), TypeError), (b"abc", ValueError)):
         assert isinstance(error_of(dldist.all_reduce, wrong), kind)

@@ -247,7 +247,7 @@ def comparable(default):
 
 
 @pytest.mark.parametrize("line", re.sub("\n +", " ", SIGNATURES).split("\n")[1:-1], ids=lambda line: line.partition("(")[0])
-def test_functions_have_the_listed_signatures(line):
+def test_functions_have_the_listed_signatures_of_torch_distributed(line):
     definition = ast.parse(f"def {line}: pass").body[0]
     name, arguments = definition.name, definition.args.args
     defaults = [inspect.Parameter.empty] * (len(arguments) - len(definition.args.defaults))
@@ -265,13 +265,13 @@ def test_functions_have_the_listed_signatures(line):
     assert function.__doc__, f"{name} has no documentation"
 
 
-def test_listed_names_exist_unless_excused():
+def test_every_listed_name_of_torch_exists_except_documented_ones():
     """With or without torch, names that are not excused must exist."""
     for name in {*NAMES, *PRIVATE_NAMES} - REASONS.keys() - NONE_WITHOUT_A_GROUP:
         assert getattr(owner_of(name), name, None) is not None, name
 
 
-def test_constants_have_c10ds_values():
+def test_constants_have_the_values_of_torch_distributed():
     minutes = __import__("datetime").timedelta(minutes=30)
     assert dldist.default_pg_timeout == c10d.default_pg_timeout == c10d._DEFAULT_PG_TIMEOUT == minutes
     assert c10d._DEFAULT_NO_TIMEOUT.total_seconds() == 0
@@ -284,7 +284,7 @@ def test_constants_have_c10ds_values():
 
 
 @pytest.mark.parametrize("module", [dldist, c10d])
-def test_lazy_names_exist_and_other_names_raise(module):
+def test_lazily_imported_names_exist_and_unknown_names_raise(module):
     """Lazily imported names must exist, with classes that name their module; other names must raise
     AttributeError."""
     for name in ("register_rendezvous_handler", "_create_store_from_options", "breakpoint", "spawn", "_StoreCollectives"):
@@ -295,32 +295,32 @@ def test_lazy_names_exist_and_other_names_raise(module):
         _ = module.unknown
 
 
-def test_submodules_are_available_without_import():
+def test_submodules_are_available_without_importing_them():
     """These modules must be available without import, as in torch.distributed."""
     code = "import dldist as d; print([getattr(d, name).__name__ for name in ('algorithms', 'c10d_logger', 'constants', 'device_mesh')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.stdout == "['dldist.algorithms', 'dldist.c10d_logger', 'dldist.constants', 'dldist.device_mesh']\n", done.stderr
 
 
-def test_rendezvous_is_a_module_and_a_function():
+def test_rendezvous_can_be_called_and_used_as_a_module():
     assert dldist.rendezvous.rendezvous is c10d.rendezvous
     assert dldist.rendezvous.register_rendezvous_handler is dldist.register_rendezvous_handler
 
 
-def test_aliases_are_the_same_classes():
+def test_alias_names_refer_to_the_same_classes():
     assert dldist._Backend is backend_base.Backend
     assert dldist._Work is dldist.Work
     assert c10d._IllegalWork is works._IllegalWork
     assert dldist.GroupName("name") == "name"
 
 
-def test_premul_sum_has_its_factor():
+def test_premul_sum_for_nccl_has_its_factor():
     op = dldist._make_nccl_premul_sum(2.5)
     assert op.factor == 2.5 and op.name == "PREMUL_SUM"
     assert isinstance(op, dldist.ReduceOp)
 
 
-def test_registry_names_are_current(monkeypatch):
+def test_private_registry_names_reflect_the_current_registry(monkeypatch):
     """c10d's _pg_map and similar names must reflect the current state of the current registry."""
     assert c10d._pg_map is c10d._world.pg_map
     registry = c10d._World()
@@ -391,14 +391,14 @@ def torch_and_dldist_objects():
 
 
 @pytest.mark.torch
-def test_torchs_names_exist():
+def test_public_names_of_torch_distributed_exist_in_dldist():
     missing = [name for name, _, dldist_value in torch_and_dldist_objects() if dldist_value is None and not is_excused(name)]
     missing = [name for name in missing if name not in NONE_WITHOUT_A_GROUP]
     assert not missing, "add them, or say in DIFFERENCES why not"
 
 
 @pytest.mark.torch
-def test_signatures_are_compatible_with_torchs():
+def test_signatures_are_compatible_with_those_of_torch_distributed():
     checked = []
     for name, torch_value, dldist_value in torch_and_dldist_objects():
         if name != "reduce_op" and inspect.isfunction(torch_value) and dldist_value is not None:  # warns if read
@@ -415,7 +415,7 @@ def missing_of(names):
 
 
 @pytest.mark.torch
-def test_names_of_torchs_extension_exist():
+def test_names_of_torchs_c_extension_exist_in_dldist():
     """dldist must have the names that torch's extension defines and torch's modules use."""
     import torch._C._distributed_c10d as torch_value
 
@@ -446,14 +446,14 @@ MODULES = ["torch.distributed", "torch.distributed.distributed_c10d"]
 
 @pytest.mark.torch
 @pytest.mark.parametrize("module", MODULES)
-def test_every_name_of_a_torch_module_is_listed(module):
+def test_every_name_of_a_torch_distributed_module_is_listed(module):
     torch_value = importlib.import_module(module)
     names = {name for name in defined_names(torch_value) if hasattr(torch_value, name) and not name.startswith("__")}
     assert len(names) > 3 and missing_of(names - NONE_WITHOUT_A_GROUP) == [], "new in torch: add them, or say in NOT_IN_DLDIST why not"
 
 
 @pytest.mark.torch
-def test_unknown_name_is_reported(tmp_path, monkeypatch):
+def test_new_name_in_a_torch_module_is_reported(tmp_path, monkeypatch):
     """A new function, class or constant of a torch module must be reported, wherever it is."""
     path = tmp_path / "newer_torch.py"
     path.write_text("import os\nif os:\n    def brand_new(): ...\ntry:\n    _Newer = 3\nfinally:\n    all_reduce = 4\n")
@@ -462,7 +462,7 @@ def test_unknown_name_is_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.torch
-def test_excused_names_do_not_exist():
+def test_names_listed_as_missing_do_not_exist():
     """dldist must not have the excused names."""
     assert [name for name in REASONS if hasattr(dldist, name) or hasattr(c10d, name)] == []
 
@@ -551,7 +551,7 @@ NOT_HERE = {"collect_client_counters", "collect_server_counters", "DLDIST"}
 
 
 @pytest.mark.torch
-def test_classes_have_torchs_members():
+def test_classes_have_the_members_of_torchs_classes():
     missing = []
     for name, (torch_value, dldist_value) in classes().items():
         for member in sorted(members(torch_value) - members(dldist_value) - NOT_HERE):
@@ -583,7 +583,7 @@ METHODS_OF = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", METHODS_OF)
-def test_methods_have_torchs_argument_names(kind):
+def test_methods_have_the_argument_names_of_torchs_methods(kind):
     """Every argument name of every overload in torch must exist in dldist."""
     if kind not in classes():
         pytest.skip(f"this version of torch has no {kind}")
@@ -604,14 +604,14 @@ def test_methods_have_torchs_argument_names(kind):
 
 
 @pytest.mark.torch
-def test_every_difference_is_needed():
+def test_every_listed_difference_from_torch_is_still_needed():
     """Every entry must be needed. The last test here, because it needs the other tests' results."""
     used_differences.clear()
-    test_torchs_names_exist()
-    test_signatures_are_compatible_with_torchs()
-    test_classes_have_torchs_members()
+    test_public_names_of_torch_distributed_exist_in_dldist()
+    test_signatures_are_compatible_with_those_of_torch_distributed()
+    test_classes_have_the_members_of_torchs_classes()
     for kind in classes().keys() & METHODS_OF:
-        test_methods_have_torchs_argument_names(kind)
+        test_methods_have_the_argument_names_of_torchs_methods(kind)
     assert {name for name in DIFFERENCES if is_in_torch(name)} == used_differences
 
 

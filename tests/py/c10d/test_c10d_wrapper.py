@@ -78,7 +78,7 @@ def f4(*values):
     return np.array(values, "f4")
 
 
-def test_matching_collectives_run(make_ranks):
+def test_collectives_that_match_on_all_ranks_are_run(make_ranks):
     def call(backend, rank):
         x, gathered = f4(rank, 1), np.zeros(4, "f4")
         backend.allreduce([x]).wait()
@@ -137,7 +137,7 @@ DIFFERENT = [
 ]
 
 
-def test_unequal_parts_of_all_to_all_match(make_ranks):
+def test_all_to_all_with_unequal_parts_matches(make_ranks):
     def call(backend, rank):
         # Rank 0 sends one element to itself and two to rank 1, which sends one to each.
         received = np.zeros(2 if rank == 0 else 3, "f4")
@@ -149,7 +149,7 @@ def test_unequal_parts_of_all_to_all_match(make_ranks):
 
 
 @pytest.mark.parametrize(("call", "first", "second", "aspect"), [case[1:] for case in DIFFERENT], ids=[c[0] for c in DIFFERENT])
-def test_mismatch_is_reported_on_both_sides(make_ranks, call, first, second, aspect):
+def test_mismatched_collective_is_reported_on_all_ranks(make_ranks, call, first, second, aspect):
     ranks = make_ranks(2)
     without_tensors = "CollectiveFingerPrint(SequenceNumber=0OpType=BARRIER)"
     shown = [f"CollectiveFingerPrint(SequenceNumber=0, {text})" if text else without_tensors for text in (first, second)]
@@ -182,7 +182,7 @@ def test_sequence_numbers_count_collectives(make_ranks):
     assert all("SequenceNumber=2," in str(error) for error in errors)
 
 
-def test_missing_rank_is_named(make_ranks):
+def test_rank_that_does_not_call_is_named(make_ranks):
     ranks = make_ranks(3)
 
     def call(backend, rank):
@@ -236,7 +236,7 @@ class Helper(Backend):
         self.recorded.append("abort")
 
 
-def test_other_attributes_are_the_wrapped_backends():
+def test_wrapper_passes_other_attributes_on_to_its_backend():
     fake = FakeProcessGroup._create_internal(0, 1)
     fake.get_error = lambda: ErrorType.TIMEOUT
     helper = Helper()
@@ -257,7 +257,7 @@ def test_other_attributes_are_the_wrapped_backends():
     assert helper.recorded == [("timeout", LONG), "abort", "shutdown"] and hooked == ["hook"]
 
 
-def test_messages_are_not_compared():
+def test_messages_are_not_compared_between_ranks():
     helper = Helper()
     wrapped = _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 1), helper)
     wrapped.send([f4(1)], 0, 0).wait()
@@ -268,7 +268,7 @@ def test_messages_are_not_compared():
     assert helper.recorded == [("barrier", LONG, True), ("barrier", None, True)]
 
 
-def test_ranks_of_backend_and_helper_must_agree():
+def test_backend_and_helper_of_a_wrapper_must_have_the_same_ranks():
     with pytest.raises(ValueError, match="got 0 of 1, expected 0 of 2"):
         _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper())
 
@@ -292,7 +292,7 @@ def text(content):
         ([[length(5)], [text(b"\xff\n\n\n\n")]], r"Rank 1 is running collective: CollectiveFingerPrint\(SequenceNumber=\\xff"),
     ],
 )
-def test_malformed_fingerprint_of_a_peer_is_an_error(rounds, message):
+def test_malformed_fingerprint_of_a_peers_call_is_an_error(rounds, message):
     wrapped = _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper(2, rounds))
     with pytest.raises(dldist.DistMismatchError, match=message):
         wrapped.allreduce(f4(1))
@@ -301,14 +301,14 @@ def test_malformed_fingerprint_of_a_peer_is_an_error(rounds, message):
 # --- fingerprints ---
 
 
-def test_fingerprints_round_trip():
+def test_fingerprint_of_a_call_is_decoded_as_it_was_encoded():
     local_value = Fingerprint.of(3, "allreduce", ([f4(1), np.zeros((), "c8")], None))
     assert Fingerprint.decode(local_value.encode()) == local_value
     assert str(local_value).startswith("CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[1], [], ")
     assert "TensorDtypes=Float, ComplexFloat, " in str(local_value)
 
 
-def test_long_fingerprints_are_truncated_and_still_differ():
+def test_long_fingerprints_of_different_calls_differ_even_when_truncated():
     many = [f4(1)] * 10_000
     other = [*many[:-1], f4(1, 2)]
     prints = [Fingerprint.of(0, "allreduce_coalesced", (tensors, None)) for tensors in (many, other)]
@@ -316,17 +316,17 @@ def test_long_fingerprints_are_truncated_and_still_differ():
     assert all(len(each.encode()) < wrapper._MESSAGE_LIMIT for each in prints)
 
 
-def test_other_arguments_are_left_to_the_backend():
+def test_wrapper_leaves_wrong_arguments_to_the_backend():
     assert "TensorDtypes=str" in str(Fingerprint.of(0, "allreduce", (["x"], None)))
 
 
-def test_every_operation_type_is_one_of_c10ds():
+def test_every_compared_operation_is_one_of_torchs_operation_types():
     from dldist._base.options import OpType
 
     assert {call.operation.op_type for call in CALLS.values()} <= {int(op) for op in OpType.__members__.values()}
 
 
-def test_failed_end_of_the_backend_ends_the_helper():
+def test_helper_is_ended_even_if_ending_the_backend_fails():
     class FailingShutdown(Backend):
         def shutdown(self):
             raise OSError("busy")

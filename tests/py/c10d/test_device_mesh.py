@@ -36,7 +36,7 @@ def fake_world():
 # ---- groups that carry data
 
 
-def test_groups_have_the_ranks_along_each_dimension():
+def test_groups_of_a_mesh_have_the_ranks_along_each_dimension():
     """Sums along each dimension must be over the ranks in that dimension of a NumPy array."""
     grid = np.arange(8).reshape(2, 2, 2)
 
@@ -72,7 +72,7 @@ def test_non_members_of_a_mesh_have_no_coordinate_or_groups():
     assert other is RuntimeError and "got rank 2, expected a rank of the mesh" in why
 
 
-def test_dimension_of_all_ranks_is_the_world():
+def test_mesh_dimension_with_all_ranks_uses_the_group_of_the_world():
     def case(rank):
         mesh = init_device_mesh("cpu", (2,))
         return mesh.get_group() is dldist.group.WORLD, dldist.get_pg_count()
@@ -80,7 +80,7 @@ def test_dimension_of_all_ranks_is_the_world():
     assert in_worlds(2, case) == [(True, 1)] * 2
 
 
-def test_world_is_created_if_there_is_none():
+def test_init_device_mesh_creates_a_world_if_there_is_none():
     done = subprocess.run(
         [sys.executable, "-c", "import dldist as d; m = d.init_device_mesh('cpu', (1,)); print(d.is_initialized(), m.mesh.tolist())"],
         capture_output=True,
@@ -105,7 +105,7 @@ def test_mesh_works_between_processes():
     assert run_ranks(case, 4) == [(6.0, 0, 0), (6.0, 0, 1), (6.0, 1, 0), (6.0, 1, 1)]
 
 
-def test_backend_overrides_are_given_by_number_or_name():
+def test_backends_of_mesh_dimensions_can_be_chosen_by_number_or_name():
     """Backends and options of dimensions may be given by number, by name, or both."""
     options = dldist.ProcessGroupGloo.Options()
     options._timeout = timedelta(seconds=7)
@@ -207,7 +207,7 @@ def test_neighbours_are_the_next_ranks_along_a_dimension(kind, wrap):
     assert run(6, case) == [True] * 6
 
 
-def test_exchange_of_two_ranks_keeps_the_edges_apart():
+def test_exchange_between_two_ranks_does_not_swap_the_edges():
     """Both neighbours are the same rank. The edges are larger than the buffers of a connection."""
     nbytes = 5 << 20
 
@@ -266,7 +266,7 @@ def test_mesh_uses_the_given_worlds():
         assert kinds == [RuntimeError, ValueError]
 
 
-def test_override_of_a_world_is_rejected():
+def test_choosing_a_backend_for_a_mesh_over_a_world_is_rejected():
     with dldist.World() as world:
         error = error_of(init_device_mesh, "cpu", (1,), backend_override={0: "fake"}, world=world)
         assert isinstance(error, ValueError) and "has no backend to override: got " in str(error)
@@ -276,7 +276,7 @@ def test_override_of_a_world_is_rejected():
 # ---- the array of ranks
 
 
-def test_ranks_may_be_any_array_or_nested_sequence(fake_world):
+def test_ranks_of_a_mesh_may_be_any_array_or_nested_sequence(fake_world):
     """Any array and any nesting must work; `mesh` must be an array of the given library."""
     fake_world(1, 4)
     lists = [[2, 1], [0, 3]]
@@ -289,7 +289,7 @@ def test_ranks_may_be_any_array_or_nested_sequence(fake_world):
 
 
 @pytest.mark.torch
-def test_ranks_may_be_torch_tensors(fake_world):
+def test_ranks_of_a_mesh_may_be_a_torch_tensor(fake_world):
     import torch
 
     fake_world(0, 4)
@@ -316,7 +316,7 @@ def test_equal_meshes_have_equal_hashes_and_dimensions(fake_world):
         assert init_device_mesh("cpu", (1,), world=world) != init_device_mesh("cpu", (1,))
 
 
-def test_copies_find_the_same_groups_by_name(fake_world):
+def test_copy_of_a_mesh_has_the_same_groups(fake_world):
     """Copies must find the same groups, by name, as long as the groups exist."""
     fake_world(0, 4)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -326,7 +326,7 @@ def test_copies_find_the_same_groups_by_name(fake_world):
     assert isinstance(error_of(mesh.get_group, "tp"), RuntimeError)
 
 
-def test_current_mesh_is_the_innermost_of_the_thread(fake_world):
+def test_current_mesh_is_that_of_the_threads_innermost_with_block(fake_world):
     fake_world(0, 2)
     current = device_mesh._mesh_resources.get_current_mesh
     assert isinstance(error_of(current), RuntimeError)
@@ -350,7 +350,7 @@ def test_mesh_works_without_a_world_except_for_its_groups():
     assert unflattened.shape == (2, 1, 2) and isinstance(error_of(unflattened.get_group, 0), RuntimeError)
 
 
-def test_repr_has_more_fields_in_detail_mode(fake_world, monkeypatch):
+def test_repr_of_a_mesh_has_more_fields_with_debug_level_detail(fake_world, monkeypatch):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     mesh = DeviceMesh("cpu", [1, 0], _init_backend=False, _rank=0)
     assert repr(mesh) == "DeviceMesh((2,), 'cpu', stride=(1,), Mesh: [1, 0])"
@@ -424,13 +424,13 @@ def flattened_twice():
 
 
 @pytest.mark.parametrize(("ask", "kind", "text"), BAD)
-def test_wrong_arguments_are_rejected(fake_world, ask, kind, text):
+def test_device_mesh_rejects_wrong_arguments(fake_world, ask, kind, text):
     fake_world(0)
     with pytest.raises(kind, match=text):
         ask()
 
 
-def test_failed_flatten_releases_its_name(fake_world):
+def test_name_of_a_failed_flatten_of_a_mesh_can_be_used_again(fake_world):
     fake_world(0)
     mesh = cube()
     assert isinstance(error_of(mesh["dp", "cp"]._flatten, "x", "unheard_of"), AssertionError)
@@ -441,7 +441,7 @@ def test_failed_flatten_releases_its_name(fake_world):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (1, 4), (3, 1, 2), (2, 2, 2, 3)])
-def test_layouts_match_numpy(shape):
+def test_strided_layouts_of_meshes_match_numpy(shape):
     """Rows and order of all subsets of dimensions must match NumPy, and unflattening must restore
     the dimensions."""
     count = int(np.prod(shape))
@@ -462,7 +462,7 @@ def test_layouts_match_numpy(shape):
         assert not mesh_layout.is_sorted(layout[::-1]) and mesh_layout.has_overlap((layout[-1], layout[-1]))
 
 
-def test_layout_splits_only_along_matching_sizes():
+def test_layout_of_a_mesh_splits_only_along_matching_sizes():
     assert mesh_layout.split(((2, 6), (3, 1)), (3, 2)) is None
     assert mesh_layout.split(((6, 1),), (3, 2)) == (((3, 2),), ((2, 1),))
     assert mesh_layout.nest([3], ()) == 3 and mesh_layout.unravel(5, (2, 3)) == (1, 2)
@@ -587,7 +587,7 @@ def kind_of(error):
 
 
 @pytest.mark.torch
-def test_mesh_has_torchs_names():
+def test_device_mesh_has_the_names_of_torchs_class():
     from torch.distributed import device_mesh as torch_device_mesh
 
     public = {name for name in dir(torch_device_mesh.DeviceMesh) if not name.startswith("_")}
@@ -597,7 +597,7 @@ def test_mesh_has_torchs_names():
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim:UserWarning")
-def test_mesh_matches_torchs(fake_world):
+def test_device_mesh_gives_the_same_results_as_torchs(fake_world):
     import torch.distributed
     from torch.distributed import device_mesh as torch_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore

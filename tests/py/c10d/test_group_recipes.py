@@ -20,7 +20,7 @@ def run(case, nranks, *args):
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_groups_work_besides_the_default_group(root, tmp_path):
+def test_programs_with_groups_beside_the_default_group_work(root, tmp_path):
     """Both names of the options, from different torch versions, must work in one program."""
     names = ["backend_options", "pg_options"] if root == "dldist" else ["backend_options"]
     everything = [{"rank": rank} for rank in range(4)]
@@ -34,18 +34,18 @@ def test_groups_work_besides_the_default_group(root, tmp_path):
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_groups_work_outside_the_registry(root, tmp_path):
+def test_groups_made_without_registering_a_name_work(root, tmp_path):
     for rank, (one, other) in enumerate(run(group_recipes.stateless, 3, root, str(tmp_path))):
         assert one == (3.0, 2.0, [0.0, 1.0, 2.0], rank, 3, False)
         assert other == (3.0, 2.0, [2.0, 1.0, 0.0], 2 - rank, 3, False)
 
 
-def test_group_works_over_a_store(tmp_path):
+def test_group_made_directly_from_a_store_works(tmp_path):
     assert run(group_recipes.by_store, 3, "dldist", str(tmp_path)) == [[{"from": 0}, {"from": 2}, {"from": 1}, False]] * 3
 
 
 @pytest.mark.parametrize("name", ["backend_options", "pg_options"])
-def test_both_names_of_the_options_argument_are_accepted(name):
+def test_both_torch_names_of_the_argument_for_options_are_accepted(name):
     options = dldist.FakeProcessGroup.Options()
     options.error_on_collective = True
     pg, _ = c10d._new_process_group_helper(1, 0, [], "fake", dldist.HashStore(), "x", timeout=20.0, **{name: options})
@@ -53,7 +53,7 @@ def test_both_names_of_the_options_argument_are_accepted(name):
     dldist.destroy_process_group(pg)
 
 
-def test_other_names_of_the_options_are_rejected():
+def test_unknown_names_of_the_argument_for_options_are_rejected():
     make = c10d._new_process_group_helper
     error = error_of(make, 1, 0, [], "gloo", dldist.HashStore(), "x", backend_options=1, pg_options=1, timeout=20.0)
     assert isinstance(error, TypeError) and "got both backend_options and pg_options" in str(error)

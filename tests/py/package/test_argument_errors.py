@@ -155,7 +155,7 @@ def shows_both(text, wrong, is_type_error):
 
 
 @pytest.mark.deadline(240)
-def test_mistakes_in_arguments_are_reported(tmp_path, monkeypatch):
+def test_every_mistake_in_arguments_is_reported_with_call_and_argument(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     left_s = signal.getitimer(signal.ITIMER_REAL)[0]  # of the deadline of this test
     before = signal.signal(signal.SIGALRM, _hang)

@@ -164,7 +164,7 @@ def without_varying_parts(text):
 @pytest.mark.torch
 @pytest.mark.deadline(TIMEOUT_S + 10)
 @pytest.mark.parametrize("page", ["beside-torch-and-mpi.md", "interfaces.md"])
-def test_torch_program_of_the_page_runs_under_dlrun(page, tmp_path):
+def test_torch_programs_of_the_documentation_run_under_dlrun(page, tmp_path):
     block = next(block for block in programs() if block.page.name == page and "import torch.distributed" in block.text and block.ranks()[0] == 2)
     path = tmp_path / "program.py"
     path.write_text(block.text, encoding="utf-8")
@@ -177,7 +177,7 @@ def test_torch_program_of_the_page_runs_under_dlrun(page, tmp_path):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(TIMEOUT_S + 10)
 @pytest.mark.parametrize("block", programs(), ids=repr)
-def test_programs_print_their_output(block, tmp_path):
+def test_programs_in_the_documentation_print_the_documented_output(block, tmp_path):
     size, source = block.ranks()
     if not block.is_doctest:
         compile(source, repr(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -216,7 +216,7 @@ def problem_of(page, target):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_resolve(page):
+def test_links_in_the_documentation_resolve(page):
     targets = re.findall(r"\]\(([^()\s]+)\)", without_code(page))
     inner = [target for target in targets if not re.match(r"[a-z]+:", target)]
     assert [problem for target in inner if (problem := problem_of(page, target))] == []
@@ -258,7 +258,7 @@ def names_in_reference():
 DOCUMENTED = "functional types testing reducer nccl symmetric_memory trace rendezvous comm_hooks flight_recorder control".split()
 
 
-def test_reference_is_complete():
+def test_reference_pages_describe_every_public_name_once():
     described = list(names_in_reference())
     assert sorted(described) == sorted(set(described)), "each has one place"
     public = set(dldist.__all__) - {"__version__"}
@@ -269,7 +269,7 @@ def test_reference_is_complete():
     assert sorted(public - set(described)) == []
 
 
-def test_plotted_figures_match_the_page():
+def test_figures_in_plots_match_the_benchmark_page():
     """benchmarks/two_ranks.json, the source of the plots, must match docs/benchmarks.md."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     table = re.search(r"^Two ranks, .*?\n\n(\|.*?)\n\n", page, re.MULTILINE | re.DOTALL)[1].splitlines()
@@ -291,7 +291,7 @@ README_COLUMNS = {
 BYTES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 
 
-def test_figures_of_the_readme_are_measured():
+def test_figures_in_the_readme_match_the_measured_ones():
     """The README's table must match benchmarks/two_ranks.json."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head, _, *rows = re.search(r"^\| size \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[0].splitlines()
@@ -328,7 +328,7 @@ def names_read_by_python(path):
 NO_VARIABLES = {"LOCAL_SIZE"}
 
 
-def test_environment_page_matches_the_table():
+def test_page_of_environment_variables_matches_the_table_in_the_code():
     tool = ROOT / "tools" / "environment_page.py"
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__))}
     printed = subprocess.run([sys.executable, tool], env=env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)

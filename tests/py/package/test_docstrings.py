@@ -30,7 +30,7 @@ def examples():
 
 
 @pytest.mark.parametrize("test", list(examples()), ids=lambda test: test.name)
-def test_examples_print_their_output(test):
+def test_examples_in_docstrings_print_the_shown_output(test):
     test.globs.update(dist=dist, array=array, World=dist.World, threads=threads, spawn=dist.spawn, F=functional)
     test.globs.update(run_ranks=run_ranks)
     if test.name not in MAKERS:
@@ -42,7 +42,7 @@ def test_examples_print_their_output(test):
     assert result.failed == 0
 
 
-def test_common_calls_have_examples():
+def test_docstrings_of_common_calls_have_examples():
     shown = {test.name for test in examples()}
     for name in "all_reduce broadcast all_gather scatter reduce_scatter all_to_all irecv new_group all_gather_object World".split():
         assert name in shown
@@ -61,7 +61,7 @@ def public_functions():
 
 
 @pytest.mark.parametrize("function", list(public_functions()))
-def test_arguments_are_documented(function):
+def test_docstrings_describe_every_argument(function):
     words = set(re.findall(r"\w+", function.__doc__))
     taken = {name for name in inspect.signature(function).parameters if name != "self" and not name.startswith("_")}
     assert taken - words == set()

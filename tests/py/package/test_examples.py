@@ -85,7 +85,7 @@ def losses_in(lines):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
-def test_training_equals_one_process_with_all_data(example):
+def test_training_example_equals_training_of_one_process_with_all_data(example):
     alone, together = losses_in(launch(example, 1)), losses_in(launch(example, 2))
     assert len(alone) == 4
     # the last of five digits may be rounded differently
@@ -129,7 +129,7 @@ def test_push_weights_example_runs_under_a_launcher():
 
 
 @pytest.mark.deadline(90)
-def test_heat_example_finds_the_same_with_every_number_of_ranks():
+def test_heat_example_has_the_same_result_with_every_number_of_ranks():
     alone, together = launch("heat.py", 1), launch("heat.py", 6)
     is_of_all = [not line.startswith("numbers of warm cells: ") for line in alone]
     assert sum(is_of_all) == 4 and [line for line, keep in zip(together, is_of_all) if keep] == [line for line, keep in zip(alone, is_of_all) if keep]

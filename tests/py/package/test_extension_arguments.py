@@ -45,7 +45,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "args", "kind", "text"), MISTAKES)
-def test_wrong_arguments_are_named(name, args, kind, text):
+def test_errors_of_extension_functions_name_the_wrong_argument(name, args, kind, text):
     with pytest.raises(kind, match=text):
         getattr(_core, name)(*args)
 
@@ -72,13 +72,13 @@ OF_GROUPS = [
 
 
 @pytest.mark.parametrize(("call", "kind", "text"), OF_GROUPS)
-def test_wrong_arguments_of_calls_with_groups_are_named(group, call, kind, text):
+def test_errors_of_extension_functions_of_groups_name_the_wrong_argument(group, call, kind, text):
     with pytest.raises(kind, match=text):
         call(group)
     group.all_reduce(array.array("d", [1]))  # still usable
 
 
-def test_uninitialised_group_is_rejected():
+def test_group_that_was_never_initialised_is_rejected():
     for call in (lambda group: group._carry(3), _core._monitor_add_group, lambda group: _core._ffi_set_group(3, group)):
         with pytest.raises(RuntimeError, match=r"Group.__init__\(\) has not been called"):
             call(dldist.Group.__new__(dldist.Group))
@@ -92,7 +92,7 @@ def run(program):
     return done.stdout.splitlines()
 
 
-def test_signal_needs_a_monitor_and_a_valid_number():
+def test_signal_for_dumps_needs_a_monitor_and_a_valid_number():
     assert run(
         """
         from dldist import _core
@@ -112,7 +112,7 @@ def test_signal_needs_a_monitor_and_a_valid_number():
     ]
 
 
-def test_failed_xla_communicator_has_an_error():
+def test_failed_creation_of_an_xla_communicator_reports_the_exception():
     """XLA calls C functions of a table: MPI's, in the order of csrc/xla/mpi.h."""
     assert run(
         """
@@ -178,7 +178,7 @@ def test_subinterpreters_are_rejected():
 
 
 @pytest.mark.skipif(not hasattr(_core, "_fail_system_call"), reason="the extension is built without DLDIST_FAULTS=1")
-def test_test_build_can_make_system_calls_fail(tmp_path):
+def test_build_for_tests_can_make_system_calls_fail(tmp_path):
     path = str(tmp_path / "store")
     assert run(
         f"""
@@ -218,7 +218,7 @@ def test_test_build_can_make_system_calls_fail(tmp_path):
     ]
 
 
-def test_import_may_reenter_the_importing_function():
+def test_lazy_import_may_call_the_function_that_imports_it_again():
     """An import may reenter the module that needs it; another thread may also finish it first."""
     assert run(
         """

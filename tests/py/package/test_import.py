@@ -49,7 +49,7 @@ def test_stores_work_without_torch_and_numpy():
     assert out.strip() == "[]"
 
 
-def test_imports_no_heavy_modules():
+def test_importing_dldist_imports_no_heavy_modules():
     """`import dldist` must add only light modules to a bare interpreter."""
     code = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
     added = set(json.loads(run(code.format("import dldist")))) - set(json.loads(run(code.format("pass"))))
@@ -62,7 +62,7 @@ def test_imports_no_heavy_modules():
 
 
 @pytest.mark.parametrize("name", ["World", "init_process_group"])
-def test_first_world_imports_all_that_groups_need(name):
+def test_first_use_of_world_imports_all_that_groups_need(name):
     """The first use of World must import everything that groups need, so that a program that then
     forks imports it once for all ranks."""
     out = run(
@@ -86,7 +86,7 @@ def test_first_world_imports_all_that_groups_need(name):
     assert out.strip() == "[]"
 
 
-def test_first_group_imports_no_hooks():
+def test_creating_the_first_group_does_not_import_the_modules_for_hooks():
     """The modules that call hooks must be imported when the first hook is registered."""
     out = run(
         """
@@ -103,7 +103,7 @@ def test_first_group_imports_no_hooks():
     assert out.split() == ["[]", "[]"]
 
 
-def test_names_are_found_when_they_are_used():
+def test_lazily_imported_names_are_found_in_any_order():
     """Every public name must be found in any order, and a wrong name raise an AttributeError that
     names the module."""
     run(
@@ -123,7 +123,7 @@ def test_names_are_found_when_they_are_used():
     )
 
 
-def test_starts_no_thread_and_opens_nothing():
+def test_importing_dldist_starts_no_thread_and_opens_no_file():
     out = run(
         """
         import os
@@ -148,7 +148,7 @@ def spend(code, cache):
 
 
 @pytest.mark.deadline(120)
-def test_import_time_is_within_a_limit_relative_to_asyncio(tmp_path):
+def test_importing_dldist_takes_little_longer_than_importing_asyncio(tmp_path):
     """Compare medians of interleaved runs, minus the bare interpreter's. Retried in case the
     machine was busy."""
     programs = {"bare": "pass", "dldist": "import dldist", "asyncio": "import asyncio"}
@@ -166,7 +166,7 @@ def test_import_time_is_within_a_limit_relative_to_asyncio(tmp_path):
     assert dldist_time - bare < ALLOWED * (asyncio_time - bare)
 
 
-def test_reload_keeps_existing_objects_usable():
+def test_reloading_the_module_keeps_existing_objects_usable():
     """A reload must neither crash nor break existing objects."""
     run(
         """
@@ -189,7 +189,7 @@ def test_reload_keeps_existing_objects_usable():
     )
 
 
-def test_exit_with_everything_open_is_silent(tmp_path):
+def test_process_exit_with_open_stores_and_groups_is_silent(tmp_path):
     """The interpreter must exit immediately and without output, with servers running and threads
     blocked in calls."""
     start = time.monotonic()
@@ -210,7 +210,7 @@ def test_exit_with_everything_open_is_silent(tmp_path):
     assert time.monotonic() - start < 5
 
 
-def test_atexit_functions_can_use_groups():
+def test_atexit_functions_can_still_use_groups():
     out = run(
         """
         import atexit

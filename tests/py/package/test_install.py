@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 
 
-def test_missing_compiler_is_one_line(tmp_path):
+def test_error_of_a_build_without_a_compiler_is_one_line(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)],
@@ -33,7 +33,7 @@ def copy_tree(tree, folders, *ignored):
         shutil.copy(ROOT / name, tree)
 
 
-def test_only_builds_write_the_stubs(tmp_path):
+def test_type_stubs_are_written_only_by_builds(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     tree = tmp_path / "tree"
     copy_tree(tree, ("pkg", "tools", "csrc/python/group"), "*.c")
@@ -61,7 +61,7 @@ done
     [("", "", True), ("--inplace", "", False), ("", "0", False), ("--inplace", "1", True)],
     ids=["installed", "in place", "refused", "in place, wanted"],
 )
-def test_installed_builds_optimise_across_files(tmp_path, arguments, setting, is_wanted):
+def test_builds_for_installation_use_link_time_optimisation(tmp_path, arguments, setting, is_wanted):
     pytest.importorskip("setuptools", minversion="77")
     tree = tmp_path / "tree"
     copy_tree(tree, ("pkg", "tools", "csrc"))
@@ -82,7 +82,7 @@ def test_installed_builds_optimise_across_files(tmp_path, arguments, setting, is
     assert {"-flto" in line for line in commands} == {is_wanted}
 
 
-def test_scripts_print_progress_while_they_wait(tmp_path):
+def test_scripts_print_progress_while_they_run_long_steps(tmp_path):
     """The command's output and exit code must be passed on, and the ticker be stopped."""
     script = "set -e; source scripts/common.sh; patiently bash -c 'echo out; exit 3' || echo $?; patiently true; jobs"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)

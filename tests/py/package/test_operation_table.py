@@ -17,7 +17,7 @@ SOURCES = [path for part, kinds in (("csrc", "ch"), ("pkg", ("py",))) for kind i
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_row_is_complete(name):
+def test_every_operation_in_the_table_has_all_its_methods(name):
     operation = OPERATIONS[name]
     assert callable(getattr(dldist.Group, name)) and callable(getattr(_core.Plans, name))
     assert callable(getattr(Dispatcher, name))
@@ -30,7 +30,7 @@ def test_every_row_is_complete(name):
         assert CALLS[operation.former_call] is CALLS[operation.call]
 
 
-def test_stubs_are_generated_from_the_table():
+def test_type_stubs_are_generated_from_the_operation_table():
     """The stubs of the package in use must match, even if it is older than the sources."""
     command = [sys.executable, str(TOOLS / "make_stubs.py"), "--check", os.path.dirname(dldist.__file__)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -46,14 +46,14 @@ def test_stub_generator_reads_the_same_table_as_the_extension(monkeypatch):
     assert rows == list(_core._operations())
 
 
-def test_operation_is_named_in_few_files():
+def test_operation_is_named_in_few_files_beside_the_table():
     """No file may name it except the table, the names of recorded calls, and the user-level
     functions, which have their own docs and types."""
     named = [path for path in SOURCES if "reduce_scatter_single" in path.read_text(encoding="utf-8")]
     assert len(named) <= 7, named
 
 
-def test_arguments_are_bound_as_in_python():
+def test_arguments_of_an_operation_are_bound_as_in_a_python_call():
     reduce = OPERATIONS["reduce"]
     assert reduce.bind(("x",), {"op": "max"}) == ["x", None, "max"]
     for args, named, text in (

@@ -40,7 +40,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_exceptions_have_the_listed_bases(name):
+def test_exceptions_have_the_listed_base_classes(name):
     error = getattr(dldist, name)
     assert error.__module__ == "dldist"
     for base in ERRORS[name]:
@@ -49,7 +49,7 @@ def test_exceptions_have_the_listed_bases(name):
         raise error("text")
 
 
-def test_all_names_exist():
+def test_all_names_in_all_exist():
     for name in [*STORE_KINDS, *ERRORS]:
         assert name in dldist.__all__, name
     for name in dldist.__all__:
@@ -57,7 +57,7 @@ def test_all_names_exist():
     assert isinstance(dldist.__version__, str)
 
 
-def test_dir_shows_public_names_only():
+def test_dir_of_the_package_shows_only_public_names():
     public_modules = {"carriers", *dldist._MODULES}
     out = subprocess.run(
         [sys.executable, "-c", "import dldist.functional as F, dldist; print(dir(dldist), '|', dir(F))"],
@@ -68,7 +68,7 @@ def test_dir_shows_public_names_only():
     assert functional == dldist.functional.__all__
 
 
-def test_arrays_are_instances_of_tensor():
+def test_arrays_are_instances_of_the_tensor_protocol():
     """Arrays must be objects that export DLPack or a buffer, on every Python."""
     with dldist.World() as world:
         arrays = [array("i", [1]), bytearray(1), memoryview(b"1"), (ctypes.c_int * 2)(), world.empty(1)]
@@ -77,7 +77,7 @@ def test_arrays_are_instances_of_tensor():
 
 
 @pytest.mark.parametrize("kind", STORE_KINDS)
-def test_methods_are_documented(kind):
+def test_store_methods_are_documented(kind):
     for name in METHODS:
         method = getattr(getattr(dldist, kind), name)
         assert callable(method)
@@ -89,7 +89,7 @@ def test_methods_are_documented(kind):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", STORE_KINDS)
-def test_torchs_names_exist(kind):
+def test_stores_have_the_public_names_of_torchs_stores(kind):
     import torch.distributed
 
     torch_class = getattr(torch.distributed, kind)
@@ -103,7 +103,7 @@ def test_torchs_names_exist(kind):
     assert not missing, "new in torch: add them, or say in NOT_IN_DLDIST why not"
 
 
-def test_tcp_store_has_c10ds_signature():
+def test_tcp_store_has_the_signature_of_torchs():
     """The signature must have c10d's order, names and defaults, and dldist's arguments after them,
     by keyword."""
     names = [p.name for p in parameters(dldist.TCPStore) if not p.name.startswith("_")]
@@ -138,7 +138,7 @@ def test_tcp_store_has_c10ds_signature():
     }
 
 
-def test_torchs_call_styles_are_accepted():
+def test_constructors_of_stores_accept_the_argument_styles_of_torch():
     """Constructors must accept the calls of torch's own tests and users."""
     from datetime import timedelta
 
@@ -158,7 +158,7 @@ def test_torchs_call_styles_are_accepted():
     store.wait(["k"], short)
 
 
-def test_stub_has_all_names():
+def test_type_stub_has_all_public_names():
     runtime = {name for name in dir(_core) if not name.startswith("_")}
     stub = set(stub_classes()) | set(stub_functions(stub_tree().body))
     for node in stub_tree().body:
@@ -168,7 +168,7 @@ def test_stub_has_all_names():
 
 
 @pytest.mark.parametrize("kind", STORE_KINDS)
-def test_stub_has_the_signatures_of_the_runtime(kind):
+def test_type_stub_has_the_same_signatures_as_the_extension(kind):
     methods = stub_functions(stub_classes()[kind].body)
     runtime = getattr(_core, kind)
     assert methods or kind != "Store"
@@ -181,7 +181,7 @@ def test_stub_has_the_signatures_of_the_runtime(kind):
             assert stub_shape(node, True) == runtime_shape(getattr(runtime, name), True), f"{kind}.{name}"
 
 
-def test_stub_has_every_method():
+def test_type_stub_has_every_method_of_the_extension():
     """The stub must have every method that the runtime classes add over their base."""
     for kind in STORE_KINDS:
         own = {name for name in vars(getattr(_core, kind)) if not name.startswith("_")}
@@ -212,7 +212,7 @@ needs_statuses = pytest.mark.skipif(not hasattr(_core, "_raise_status"), reason=
 
 
 @needs_statuses
-def test_every_status_is_an_exception():
+def test_every_status_code_of_the_core_has_an_exception():
     """No status of the core may raise SystemError or nothing."""
     names = list(_core._status_names())
     assert names[0] == "OK" and set(STATUS_ERRORS) <= set(names)
@@ -230,7 +230,7 @@ def test_every_status_is_an_exception():
             assert name == "INTERRUPTED", f"{name} raises nothing"
 
 
-def test_timeouts_contain_the_word_timeout():
+def test_texts_of_timeout_errors_contain_the_word_timeout():
     """Errors must contain the word once, whatever the core's text: programs search for it."""
     with pytest.raises(dldist.DistTimeoutError, match=r"barrier timed out after 0\.\d+ s.*\(timeout\)$"):
         dldist.HashStore().barrier("k", 2, timedelta(milliseconds=1))
@@ -241,7 +241,7 @@ def test_timeouts_contain_the_word_timeout():
 
 
 @needs_statuses
-def test_timeout_statuses_contain_the_word_timeout():
+def test_texts_of_timeout_status_codes_contain_the_word_timeout():
     late = [code for code, name in enumerate(_core._status_names()) if "TIMED_OUT" in name]
     assert len(late) == 3
     for code in late:
@@ -281,13 +281,13 @@ def test_exceptions_can_be_pickled():
 
 @needs_statuses
 @pytest.mark.parametrize("code", [-1, 10**6])
-def test_status_out_of_range_raises(code):
+def test_unknown_status_code_raises_an_error(code):
     with pytest.raises(Exception) as raised:
         _core._raise_status(code)
     assert not isinstance(raised.value, SystemError)
 
 
-def test_instances_reject_pickling_and_new_attributes():
+def test_store_objects_reject_pickling_and_new_attributes():
     """Instances must reject pickling and new attributes."""
     import pickle
 

@@ -103,20 +103,20 @@ def raises_an_unpicklable_exception():
 
 
 class TestRunRanks:
-    def test_results_are_by_rank_and_output_has_prefixes(self, capsys):
+    def test_run_ranks_returns_results_by_rank_and_prefixes_output(self, capsys):
         results = run_ranks(pids_and, 2, "word", init=False, env={"EXTRA": "more"})
         assert [(result[0], result[1], *result[3:]) for result in results] == [(r, 2, "word", "more") for r in (0, 1)]
         assert len({os.getpid(), results[0][2], results[1][2]}) == 3
         assert capsys.readouterr().out.splitlines() == ["[rank0]: printed by 0", "[rank1]: printed by 1"]
 
-    def test_inner_functions_can_run(self):
+    def test_run_ranks_can_run_lambdas_and_inner_functions(self):
         base = 10
         assert run_ranks(lambda more: base + more + int(os.environ["RANK"]), 2, 5, init=False) == [15, 16]
 
-    def test_any_callable_can_run(self):
+    def test_run_ranks_can_run_any_callable(self):
         assert run_ranks(functools.partial(os.path.join, "a"), 1, "b", init=False) == ["a/b"]
 
-    def test_functions_of_a_script_can_run(self, tmp_path):
+    def test_run_ranks_can_run_functions_of_a_script(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(
             "from dldist.testing import run_ranks\n"
@@ -128,10 +128,10 @@ class TestRunRanks:
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20)
         assert done.stdout == "[7] [8]\n", done.stderr
 
-    def test_ranks_have_a_default_world(self):
+    def test_ranks_of_a_test_have_a_default_world(self):
         assert run_ranks(world_size, 2) == [2, 2]
 
-    def test_same_exception_everywhere_keeps_its_type(self, monkeypatch):
+    def test_exception_that_all_ranks_raise_keeps_its_type(self, monkeypatch):
         monkeypatch.setattr("dldist.testing._GRACE_S", 20)
         with pytest.raises(LookupError, match="rank 0") as caught:
             run_ranks(all_raise, 2, init=False)
@@ -139,7 +139,7 @@ class TestRunRanks:
         assert note.startswith("2 of 2 ranks failed: 0, 1\n---- rank 0 ----\nTraceback")
         assert "LookupError: rank 1" in note
 
-    def test_blamed_rank_is_first(self):
+    def test_blamed_rank_is_shown_first_in_the_failure(self):
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_raises, 2, init=False)
         text = str(caught.value)
@@ -147,26 +147,26 @@ class TestRunRanks:
         assert "LookupError: the culprit" in text
         assert text.index("---- rank 0 ----") < text.index("DistAbortedError")
 
-    def test_assertions_are_rewritten(self):
+    def test_failed_assertions_of_ranks_show_their_values(self):
         with pytest.raises(RanksFailed, match=r"(?s)^rank 1: AssertionError: assert \[1, 1\] == \[1, 0\]\n.*At index 1 diff: 1 != 0"):
             run_ranks(one_asserts, 2, init=False)
 
-    def test_tracebacks_begin_in_the_function(self):
+    def test_tracebacks_of_ranks_begin_in_the_tested_function(self):
         with pytest.raises(RanksFailed) as caught:
             run_ranks(one_asserts, 2, init=False)
         assert re.findall(r'File ".*/(\S+)", line \d+, in (\w+)', str(caught.value)) == [("test_testing.py", "one_asserts")]
 
-    def test_operation_under_way_at_the_end_is_a_failure(self):
+    def test_operation_still_pending_at_the_end_of_a_test_is_a_failure(self):
         line = r"\(test_testing\.py:\d+: dldist\.irecv\(memoryview\(bytearray\(8\)\), 1, tag=4\)\)"
         words = f"^rank 0: AssertionError: operations are under way at the end of the test: recv from rank 1 {line}\n1 of 2 ranks"
         with pytest.raises(RanksFailed, match=words):
             run_ranks(one_leaves_a_receive, 2)
 
-    def test_operation_that_ends_need_not_be_waited_for(self):
+    def test_completed_operation_that_was_not_waited_for_is_no_failure(self):
         run_ranks(all_leave_an_operation_that_ends, 2)
 
     @pytest.mark.deadline(90)
-    def test_deadline_shows_the_stack_of_a_rank(self, capsys):
+    def test_timeout_of_a_test_shows_the_stack_of_each_late_rank(self, capsys):
         limit = under_load(4.0)  # the other rank ends within this
         began = time.monotonic()
         with pytest.raises(RanksFailed) as caught:
@@ -177,11 +177,11 @@ class TestRunRanks:
         assert "Fatal" not in str(caught.value) and "one_hangs" not in capsys.readouterr().err
         assert "rank 0 ----" not in str(caught.value)
 
-    def test_silent_exit_is_a_failure(self):
+    def test_rank_that_exits_without_a_result_is_a_failure(self):
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_exits, 2, init=False)
 
-    def test_death_is_detected_if_the_pipe_stays_open(self):
+    def test_death_of_a_rank_is_detected_even_if_its_pipe_stays_open(self):
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_dies_and_leaves_a_child, 2, init=False, timeout=6.0)
 
@@ -189,12 +189,12 @@ class TestRunRanks:
         with pytest.raises(RanksFailed, match="(?s)ended without a result: exit code 1.*No module named 'encodings'"):
             run_ranks(len, 1, bytes(1 << 22), init=False, env={"PYTHONHOME": "/nowhere"})
 
-    def test_unreadable_result_is_a_failure(self, monkeypatch):
+    def test_result_that_cannot_be_unpickled_is_a_failure(self, monkeypatch):
         monkeypatch.setattr("dldist.testing._GRACE_S", 20)
         with pytest.raises(RanksFailed, match="(?s)rank 0 ----\nits result cannot be unpickled:.*no number.*the other one"):
             run_ranks(one_returns_an_unreadable_object, 2, init=False)
 
-    def test_interrupted_ranks_do_not_interrupt_the_tests(self):
+    def test_keyboard_interrupt_in_a_rank_does_not_interrupt_the_test_run(self):
         with pytest.raises(RanksFailed, match="KeyboardInterrupt"):
             run_ranks(interrupts, 1, init=False)
 
@@ -206,7 +206,7 @@ class TestRunRanks:
         with pytest.raises(unittest.SkipTest, match="not on this machine"):
             run_ranks(one_skips, 2, init=False)
 
-    def test_wrong_arguments_are_rejected(self):
+    def test_run_ranks_rejects_wrong_arguments(self):
         with pytest.raises(ValueError, match="'nranks' is out of range: got 0, expected 1 or more"):
             run_ranks(pids_and, 0)
         with pytest.raises(ValueError, match="'nranks' is out of range: got True, expected 1 or more"):
@@ -224,7 +224,7 @@ async def asserts_later():
     raise AssertionError("after the await")
 
 
-def test_coroutines_are_awaited():
+def test_coroutine_functions_run_as_ranks_are_awaited():
     with pytest.raises(AssertionError, match="after the await"):
         run_ranks(asserts_later, 1, init=False)
 
@@ -241,14 +241,14 @@ def world_size():
 
 
 @distributed(nranks=2, init=False)
-def test_function_runs_on_ranks():
+def test_decorated_function_runs_on_ranks():
     with own_group() as group:
         assert group.size == 2
 
 
 @pytest.mark.parametrize("word", ["a", "b"])
 @distributed(nranks=2, init=False)
-def test_ranks_get_parameters_and_fixtures(word, tmp_path):
+def test_ranks_get_the_parameters_and_fixtures_of_a_test(word, tmp_path):
     assert word in "ab"
     (tmp_path / os.environ["RANK"]).write_text(word)
     with own_group() as group:
@@ -258,7 +258,7 @@ def test_ranks_get_parameters_and_fixtures(word, tmp_path):
 
 @pytest.mark.parametrize("word", ["a"])
 @distributed(nranks=2)
-def test_argument_world_is_the_default_world(world, word):
+def test_argument_named_world_is_the_default_world(world, word):
     assert (world is dldist.default_world(), word, world.size) == (True, "a", 2)
 
 
@@ -268,7 +268,7 @@ def world():
 
 
 @distributed(nranks=1, init=False)
-def test_argument_world_is_a_fixture_without_a_default_world(world):
+def test_argument_named_world_is_a_fixture_if_there_is_no_default_world(world):
     assert world == "a fixture"
 
 
@@ -276,17 +276,17 @@ class TestMethods:
     VALUE = 3
 
     @distributed(nranks=1)
-    def test_method_takes_the_world(self, world):
+    def test_decorated_method_gets_the_world(self, world):
         assert world.size == 1
 
     @distributed(nranks=2, init=False)
-    def test_method_runs_on_ranks(self):
+    def test_decorated_method_runs_on_ranks(self):
         assert type(self).VALUE == 3
         assert os.environ["WORLD_SIZE"] == "2"
 
     class TestInner:
         @distributed(nranks=1, init=False)
-        def test_method_runs_on_ranks(self, tmp_path):
+        def test_decorated_method_runs_on_ranks(self, tmp_path):
             assert tmp_path.is_dir() and type(self).__qualname__ == "TestMethods.TestInner"
 
 
@@ -295,7 +295,7 @@ class TestOfUnittest(unittest.TestCase):
         self.rank = os.environ.get("RANK")
 
     @distributed(nranks=2, init=False)
-    def test_method_runs_on_ranks(self):
+    def test_decorated_method_runs_on_ranks(self):
         self.assertEqual(self.rank, os.environ["RANK"])
 
 
@@ -319,14 +319,14 @@ def test_skip_of_one_rank_skips_a_unittest(monkeypatch):
 
 class TestThreads:
     @threads(3)
-    def test_ranks_run_in_one_process(self, group, tmp_path):
+    def test_decorated_function_runs_on_ranks_as_threads_of_one_process(self, group, tmp_path):
         assert tmp_path.is_dir()
         values = memoryview(bytearray(4)).cast("i")
         values[0] = group.rank + 1
         group.all_reduce(values)
         assert values[0] == 6
 
-    def test_threads_return_results_and_raise_failures(self):
+    def test_ranks_as_threads_return_results_and_raise_failures(self):
         @threads(2, timeout=10)
         def ranks(group, base):
             if base < 0 and group.rank == 1:
@@ -338,7 +338,7 @@ class TestThreads:
         with pytest.raises(LookupError, match="the culprit"):
             ranks(-1)
 
-    def test_hung_thread_is_shown(self, monkeypatch):
+    def test_stack_of_a_hung_rank_thread_is_shown(self, monkeypatch):
         monkeypatch.setattr("dldist.testing._GRACE_S", 0.1)
         import threading
 
@@ -354,7 +354,7 @@ class TestThreads:
         end.set()
 
 
-    def test_operation_of_a_thread_under_way_at_the_end_is_a_failure(self):
+    def test_operation_of_a_rank_thread_still_pending_at_the_end_is_a_failure(self):
         @threads(2)
         def ranks(group):
             if group.rank == 1:
@@ -382,7 +382,7 @@ class TestPytest:
         return done.returncode, done.stdout + done.stderr
 
     @pytest.mark.parametrize("decorator", ["distributed(2, init=False)", "threads(2)"])
-    def test_output_has_no_source_of_the_library(self, tmp_path, decorator):
+    def test_failure_output_shows_no_source_lines_of_dldist(self, tmp_path, decorator):
         argument = "group" if decorator.startswith("threads") else ""
         (tmp_path / "test_it.py").write_text(
             f"from dldist.testing import distributed, threads\n@{decorator}\ndef test_it({argument}):\n    assert [1, 2] == [1, 3]\n"
@@ -393,7 +393,7 @@ class TestPytest:
         assert "_run(" not in out and "testing.py" not in out.replace("test_it.py", ""), out
 
     @pytest.mark.parametrize("has_init", [False, True])
-    def test_relative_imports_work_in_importlib_mode(self, tmp_path, has_init):
+    def test_relative_imports_of_tests_work_in_importlib_mode_of_pytest(self, tmp_path, has_init):
         folder = tmp_path / "suite" / "inner"
         folder.mkdir(parents=True)
         (folder / "helper.py").write_text("VALUE = 5\n")
@@ -409,7 +409,7 @@ class TestPytest:
         code, out = self.run("-m", "pytest", "--import-mode=importlib")
         assert code == 0, out
 
-    def test_coverage_includes_the_ranks(self, tmp_path):
+    def test_coverage_measurement_includes_the_ranks_of_a_test(self, tmp_path):
         coverage = pytest.importorskip("coverage")
         (tmp_path / "library.py").write_text("def branch(rank):\n    if rank:\n        return 1\n    return 0\n")
         (tmp_path / "test_it.py").write_text(
@@ -424,7 +424,7 @@ class TestPytest:
         assert sorted(data.lines(str(tmp_path / "library.py"))) == [1, 2, 3, 4]
 
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_breakpoint_of_a_rank_reads_the_terminal(self, tmp_path, rank):
+    def test_breakpoint_in_a_rank_of_a_test_reads_the_terminal(self, tmp_path, rank):
         (tmp_path / "test_it.py").write_text(
             "import dldist\nfrom dldist.testing import distributed\n@distributed(2)\ndef test_it(world):\n"
             f"    dldist.breakpoint({rank})\n    world.barrier()\n"
@@ -438,7 +438,7 @@ class TestPytest:
         assert code == 0, out
 
 
-def test_import_does_not_need_pytest():
+def test_dldist_testing_can_be_imported_without_pytest():
     code = "import sys, dldist.testing; print(sorted({'pytest', '_pytest', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert done.stdout == "[]\n", done.stderr

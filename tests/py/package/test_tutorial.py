@@ -58,7 +58,7 @@ def check_same(dldist_lines, torch_lines):
 @pytest.mark.torch
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("size", [2, 4])
-def test_torch_tutorial_prints_the_same_as_with_torch(size, tmp_path):
+def test_torch_tutorial_program_prints_the_same_with_dldist_as_with_torch(size, tmp_path):
     lines = lines_of(sys.executable, EXAMPLES / "torch_tutorial.py", size)
     check_same(lines, lines_of(sys.executable, for_torch("torch_tutorial.py", tmp_path), size))
 
@@ -75,7 +75,7 @@ def test_torch_tutorial_prints_the_same_as_with_torch(size, tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.deadline(60)
-def test_torch_script_trains_as_under_torchrun():
+def test_torch_training_script_gives_the_same_result_under_dlrun_and_torchrun():
     lines = lines_of(*DLRUN, EXAMPLES / "torch_script.py")
     losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch")]
     assert len(losses) == 5 and losses[-1] < losses[0] / 2
@@ -103,5 +103,5 @@ def check_first_program(lines):
 
 
 @pytest.mark.parametrize("launcher", [[sys.executable], DLRUN], ids=["by itself", "dlrun"])
-def test_first_program_runs_under_every_launcher(launcher):
+def test_first_program_of_the_documentation_runs_under_every_launcher(launcher):
     check_first_program(lines_of(*launcher, EXAMPLES / "all_reduce.py"))

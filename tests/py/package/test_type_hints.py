@@ -32,7 +32,7 @@ def public_of(module):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_public_objects_have_hints(name):
+def test_public_objects_have_type_hints(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     wrong = []
@@ -44,7 +44,7 @@ def test_public_objects_have_hints(name):
     assert wrong == []
 
 
-def test_hints_of_parameters_can_be_evaluated():
+def test_type_hints_of_parameters_can_be_evaluated():
     import dldist
 
     hints = typing.get_type_hints(dldist.all_reduce)

@@ -40,19 +40,19 @@ def run(module, *args, cwd):
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_stub_matches_the_extension(tmp_path):
+def test_type_stub_matches_the_extension(tmp_path):
     run("mypy.stubtest", "dldist._core", cwd=tmp_path)
 
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_annotations_agree(tmp_path):
+def test_type_annotations_of_the_package_pass_mypy(tmp_path):
     run("mypy", "--python-version", "3.11", "--ignore-missing-imports", str(PACKAGE), cwd=tmp_path)
 
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_bodies_agree_with_signatures(tmp_path):
+def test_function_bodies_agree_with_their_annotated_signatures(tmp_path):
     """Bodies must agree with signatures in modules with a generated stub, because checkers
     otherwise only read the stub."""
     modules = [str(PACKAGE / name) for name in ("__init__.py", "distributed_c10d.py", "_api/collectives.py", "functional/__init__.py")]
@@ -81,7 +81,7 @@ def marked_lines():
     return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
 
 
-def test_programs_use_all_names():
+def test_typed_programs_use_all_public_names():
     tree = ast.parse((PROGRAMS / "calls.py").read_text())
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dist"}
     assert set(dldist.__all__) - used == set()
@@ -94,7 +94,7 @@ STRICT = "--strict --follow-imports=silent --python-version 3.11".split()
 
 @needs_mypy
 @pytest.mark.deadline(LIMIT_S)
-def test_programs_pass_strict_mypy(tmp_path):
+def test_typed_programs_pass_strict_mypy(tmp_path):
     """The programs must pass mypy's strict rules, which the package itself does not follow."""
     run("mypy", *STRICT, *programs("numpy"), cwd=tmp_path)
     wrong = check("mypy", *STRICT, str(PROGRAMS / "wrong.py"), cwd=tmp_path)
@@ -105,7 +105,7 @@ def test_programs_pass_strict_mypy(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="basedpyright is not installed")
 @pytest.mark.deadline(LIMIT_S)
 @pytest.mark.parametrize("version", ["3.11", "3.13"])
-def test_programs_pass_strict_pyright(tmp_path, version):
+def test_typed_programs_pass_strict_pyright(tmp_path, version):
     paths = programs("numpy", "torch", "jax")
     settings = {
         "typeCheckingMode": "strict",

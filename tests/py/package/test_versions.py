@@ -45,7 +45,7 @@ def result_of(child, build, old_build, timeout=30):
 
 @pytest.mark.parametrize(("server", "client"), ORDERS)
 @pytest.mark.parametrize("secret", ["", "sesame"])
-def test_stores_need_the_same_version(start, old_build, server, client, secret):
+def test_store_and_client_must_have_the_same_version_of_dldist(start, old_build, server, client, secret):
     serving = start(server, version_workers.serve, secret)
     using = start(client, version_workers.connect, serving.recv(), secret)
     value = result_of(using, client, old_build)
@@ -64,7 +64,7 @@ def test_stores_need_the_same_version(start, old_build, server, client, secret):
 
 
 @pytest.mark.parametrize(("one", "other"), ORDERS)
-def test_file_stores_have_one_format(start, old_build, tmp_path, one, other):
+def test_file_stores_of_different_versions_have_the_same_format(start, old_build, tmp_path, one, other):
     path = str(tmp_path / "store")
     children = [start(one, version_workers.share_file, path, "a", "b"), start(other, version_workers.share_file, path, "b", "a")]
     assert result_of(children[0], one, old_build) == ["value of b", True]
@@ -74,7 +74,7 @@ def test_file_stores_have_one_format(start, old_build, tmp_path, one, other):
 @pytest.mark.parametrize(("one", "other"), ORDERS)
 @pytest.mark.parametrize("shm", ["1", "0"], ids=["shared memory", "TCP"])
 @pytest.mark.parametrize("secret", ["", "sesame"])
-def test_worlds_need_the_same_version(start, old_build, tmp_path, one, other, shm, secret):
+def test_ranks_of_a_world_must_have_the_same_version_of_dldist(start, old_build, tmp_path, one, other, shm, secret):
     path = str(tmp_path / "store")
     env = {"DLDIST_SHM": shm, "DLDIST_SECRET": secret}
     children = [start(build, version_workers.make_world, path, rank, env=env) for rank, build in enumerate((one, other))]

@@ -51,17 +51,17 @@ def run(teams, name):
 
 @pytest.mark.deadline(START_S)
 @pytest.mark.parametrize("name", names_of_cases())
-def test_calls_are_right_among_two_ranks(two, name):
+def test_calls_of_the_torch_backend_are_correct_with_two_ranks(two, name):
     run(two, name)
 
 
 @pytest.mark.deadline(START_S)
 @pytest.mark.parametrize("name", names_of_cases())
-def test_calls_are_right_among_three_ranks(three, name):
+def test_calls_of_the_torch_backend_are_correct_with_three_ranks(three, name):
     run(three, name)
 
 
 @pytest.mark.deadline(START_S)
 @pytest.mark.parametrize("name", names_of_cases())
-def test_python_backend_is_right_among_two_ranks(two_in_python, name):
+def test_python_torch_backend_is_correct_with_two_ranks(two_in_python, name):
     run(two_in_python, name)

@@ -55,13 +55,13 @@ def test_the_package_declares_the_entry_points():
     assert project["tool"]["setuptools"]["packages"] == {"find": {"where": ["pkg"]}}
 
 
-def test_init_process_group_needs_no_import(installed):
+def test_torch_init_process_group_finds_the_backend_without_an_import(installed):
     done = python(USES_IT, installed)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "dldist [1.0, 1.0]\n"
 
 
-def test_autoloading_can_be_turned_off(installed):
+def test_autoloading_of_the_torch_backend_can_be_turned_off(installed):
     program = "import sys, torch; print('_dldist_torch' in sys.modules)"
     done = python(program, {**installed, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
     if done.stdout == "True\n":
@@ -80,7 +80,7 @@ def test_torch_registers_the_backend_on_demand(installed):
     assert done.stdout == "dldist [1.0, 1.0]\n"
 
 
-def test_failed_autoload_is_a_warning(installed):
+def test_failed_autoload_of_the_torch_backend_is_a_warning(installed):
     program = (
         "import warnings, torch.distributed as dist, _dldist_torch\n"
         "def broken(*args, **named): raise TypeError('no such thing')\n"
@@ -106,7 +106,7 @@ dist.barrier(group)
 """
 
 
-def test_program_with_open_groups_exits_silently(installed, tmp_path):
+def test_torch_program_with_open_groups_exits_silently(installed, tmp_path):
     """Groups that are left open must end without output when the interpreter exits and modules are
     already unloaded."""
     ranks = [

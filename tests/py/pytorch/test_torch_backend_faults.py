@@ -29,7 +29,7 @@ def names(report, *kinds):
     return all(kind in report[0] for kind in kinds)
 
 
-def test_killed_rank_is_named(run):
+def test_torch_backend_names_a_killed_rank(run):
     first, second = run(workers.killed)
     assert first.recv(START_S) is True and second.recv(START_S) is True
     (backward, reduction), error, future = first.result(START_S)
@@ -40,7 +40,7 @@ def test_killed_rank_is_named(run):
     assert "rank 1" in future[1], future
 
 
-def test_timeout_names_the_late_rank(run):
+def test_timeout_of_the_torch_backend_names_the_late_rank(run):
     first, second = run(workers.timed_out)
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
@@ -50,7 +50,7 @@ def test_timeout_names_the_late_rank(run):
     assert names(report, "dldist.DistTimeoutError", "builtins.TimeoutError", "torch.DistBackendError")
 
 
-def test_timeout_of_a_group_names_the_late_rank(run):
+def test_timeout_of_a_torch_subgroup_names_the_late_rank(run):
     first, second = run(workers.groups_timeout)
     assert first.recv(START_S) == second.recv(START_S) == "done"
     for child in (first, second):
@@ -59,7 +59,7 @@ def test_timeout_of_a_group_names_the_late_rank(run):
     assert "rank 1" in report[1] and report[2] < 2, report
 
 
-def test_monitored_barrier_names_the_missing_rank(run):
+def test_monitored_barrier_of_the_torch_backend_names_the_missing_rank(run):
     children = run(workers.monitored, 3)
     assert [child.recv(START_S) for child in children] == ["done"] * 3
     for child in children:
@@ -68,34 +68,34 @@ def test_monitored_barrier_names_the_missing_rank(run):
     assert "1" in report[1] and "2" in report[1] and names(report, "builtins.RuntimeError"), report
 
 
-def test_mismatch_is_reported_on_all_ranks(run):
+def test_torch_backend_reports_a_mismatch_on_all_ranks(run):
     for report in [child.result(START_S) for child in run(workers.mismatched)]:
         assert names(report, "dldist.DistMismatchError", "torch.DistBackendError"), report
 
 
-def test_abort_ends_pending_calls(run):
+def test_abort_of_the_torch_backend_ends_pending_calls(run):
     first, second = run(workers.aborted)
     report = first.result(START_S)
     assert names(report, "dldist.DistAbortedError", "torch.DistBackendError") and report[2] < 5, report
     second.send("end")
 
 
-def test_init_and_destroy_can_be_repeated(run):
+def test_torch_process_groups_can_be_created_and_destroyed_repeatedly(run):
     assert [child.result(START_S) for child in run(workers.init_again)] == [[2.0] * 3] * 2
 
 
-def test_calls_work_with_debug_level_detail(run):
+def test_torch_backend_works_with_debug_level_detail(run):
     environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     assert [child.result(START_S) for child in run(workers.debugged, env=environment)] == [4.0] * 2
 
 
-def test_other_devices_have_their_own_backends(run):
+def test_other_devices_of_a_torch_group_have_their_own_backends(run):
     in_python = {"DLDIST_TORCH_BACKEND": "python"}  # in C++, torch's group handles this
     for total, calls in [child.result(START_S) for child in run(workers.other_devices, env=in_python)]:
         assert total == 4.0 and calls.count("meta") == 3 and calls[-1] == "shutdown"
 
 
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_cpu_may_use_another_backend(run, way):
+def test_cpu_of_a_torch_group_may_use_another_backend(run, way):
     environment = {"DLDIST_TORCH_BACKEND": way}
     assert [child.result(START_S) for child in run(workers.gloo_for_the_cpu, env=environment)] == [(2.0, "gloo")] * 2

@@ -25,5 +25,5 @@ def team(request):
 
 @pytest.mark.deadline(START_S)
 @pytest.mark.parametrize("name", names_of_cases())
-def test_bucket_case(team, name):
+def test_buckets_of_torch_tensors_pass_each_case(team, name):
     team.run(name)

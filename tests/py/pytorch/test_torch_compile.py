@@ -31,7 +31,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="inductor needs a C++ compiler, and there is none")
-def test_compiled_program_is_right_with_cold_and_warm_cache(tmp_path):
+def test_program_under_torch_compile_is_correct_with_cold_and_warm_cache(tmp_path):
     environment = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_COMPILE_THREADS="1")
     for hits in (0, 1):
         done = subprocess.run(

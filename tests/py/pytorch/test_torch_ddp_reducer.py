@@ -26,7 +26,7 @@ def teams(tmp_path_factory):
 
 
 @pytest.mark.parametrize("program, world", [case for case in cases() if case.id.startswith("ddp.") and "logging_data" not in case.id])
-def test_reducer_gives_the_same_results_as_torchs(teams, program, world):
+def test_reducer_in_torch_ddp_gives_the_same_results_as_torchs(teams, program, world):
     """Results must be equal, except statistics: test_reducer.py compares their names, and lists the
     values that differ."""
     with teams as team:

@@ -23,5 +23,5 @@ def team(request):
 
 
 @pytest.mark.parametrize("name", names_of_cases())
-def test_dispatched_calls_are_right_among_two_ranks(team, name):
+def test_calls_dispatched_by_torch_are_correct_with_two_ranks(team, name):
     team.run(name)

@@ -31,5 +31,5 @@ def two():
 
 @pytest.mark.deadline(START_S)
 @pytest.mark.parametrize("name", cases())
-def test_hooks_work_among_two_ranks(two, name):
+def test_hooks_of_torch_groups_work_with_two_ranks(two, name):
     two.run(name)

@@ -252,7 +252,7 @@ def test_torch_workers_join_a_dldist_master(torch_dist):
     assert with_port["store"].get("a") == b"1"
 
 
-def test_item_for_a_dead_torch_client_reaches_another(torch_dist, server, procs):
+def test_queue_item_for_a_dead_torch_client_goes_to_another_client(torch_dist, server, procs):
     """The item that it waited for must reach another client."""
     child = procs.start(workers.torch_popper, server.port)
     child.recv(60)
@@ -317,7 +317,7 @@ def test_dldist_client_continues_after_a_timeout_of_wait(torch_server):
     assert client.get("absent") == b"now"
 
 
-def test_dldist_client_blocked_call_delays_no_other(torch_server):
+def test_blocked_call_of_a_dldist_client_delays_no_other_call(torch_server):
     client = dldist_client(torch_server)
     threads = [threading.Thread(target=client.get, args=(f"late{index}",)) for index in range(8)]
     for thread in threads:
@@ -329,7 +329,7 @@ def test_dldist_client_blocked_call_delays_no_other(torch_server):
         assert not thread.is_alive()
 
 
-def test_dldist_client_add_to_text_is_an_error(torch_server):
+def test_add_to_text_by_a_dldist_client_is_an_error(torch_server):
     """When torch's server drops the connection, the error must say so, and the client reconnect or
     report why it cannot."""
     client = dldist_client(torch_server)
@@ -407,7 +407,7 @@ def test_dldist_client_can_use_queues_and_barriers_on_libuv(torch_dist, torch_se
         assert not thread.is_alive()
 
 
-def test_prefixes_of_both_clients_match(torch_dist, server):
+def test_prefix_stores_of_torch_and_dldist_see_the_same_keys(torch_dist, server):
     torch_prefix = torch_dist.PrefixStore("q", torch_dist.PrefixStore("p", torch_client(torch_dist, server.port)))
     dldist_prefix = dldist.PrefixStore("q", dldist.PrefixStore("p", server))
     torch_prefix.set("k", "torch")
@@ -419,7 +419,7 @@ def test_prefixes_of_both_clients_match(torch_dist, server):
     assert sorted(dldist_prefix.list_keys()) == ["j", "k", "n"]
 
 
-def test_prefixes_of_dldist_and_torch_match_on_torchs_server(torch_dist, torch_server):
+def test_prefix_stores_of_torch_and_dldist_see_the_same_keys_on_torchs_server(torch_dist, torch_server):
     dldist_prefix = dldist.PrefixStore("p", dldist_client(torch_server))
     torch_prefix = torch_dist.PrefixStore("p", torch_server)
     dldist_prefix.set("k", "1")

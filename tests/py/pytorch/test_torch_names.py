@@ -95,7 +95,7 @@ def test_private_names_of_torch_are_present():
     assert not lacked, f"PyTorch {torch.__version__} lacks\n" + "\n".join(lacked)
 
 
-def test_first_releases_of_private_names_are_right():
+def test_listed_first_release_of_each_private_torch_name_is_correct():
     """The release that introduces a name must be right for the installed PyTorch."""
     import torch
 
@@ -103,24 +103,24 @@ def test_first_releases_of_private_names_are_right():
     assert [name.path for name in early if names.find(name.path) is not None] == []
 
 
-def test_each_private_name_is_listed():
+def test_each_private_torch_name_that_is_used_is_listed():
     unlisted = {f"{source.name}: {path}" for source in SOURCES for path in private_paths_in(source) if not is_listed(path)}
     assert unlisted == set()
 
 
-def test_find_rejects_an_unlisted_name():
+def test_lookup_of_an_unlisted_private_torch_name_is_rejected():
     with pytest.raises(KeyError, match="torch.not_listed"):
         names.find("torch.not_listed")
 
 
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_groups_work_without_any_private_name(way):
+def test_torch_groups_work_without_any_private_name_of_torch(way):
     (warning,) = warnings_of(HIDES_ALL, way)
     assert "_create_work_from_future" in warning and "share_buckets()" in warning
 
 
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_absent_name_is_one_warning(way):
+def test_absent_private_name_of_torch_causes_one_warning(way):
     import torch
 
     path = "torch.distributed.distributed_c10d._set_pg_timeout"
@@ -129,5 +129,5 @@ def test_absent_name_is_one_warning(way):
     ]
 
 
-def test_no_warning_with_all_names():
+def test_no_warning_is_given_if_torch_has_all_private_names():
     assert warnings_of("", "python") == []

@@ -49,7 +49,7 @@ def run(environment, *arguments, **more):
     return subprocess.run([*STATE, *arguments], env={**environment, **more}, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_native_backend_is_used(library):
+def test_compiled_torch_backend_is_used_if_it_can_be_built(library):
     done = run(dict(os.environ, PYTHONPATH=str(PACKAGES)))
     assert done.stdout == f'groups of the backend "dldist" are made in C++: {library}\n', done.stderr
     assert stat.S_IMODE(library.parent.stat().st_mode) & 0o022 == 0
@@ -74,7 +74,7 @@ NOT_FOR_FIRST_GROUP = {"_backends.nccl", "nccl", *(f"torch._{name}" for name in 
 
 
 @pytest.mark.parametrize("name", ["dldist", "gloo"])
-def test_first_group_imports_few_modules(library, name, tmp_path):
+def test_first_torch_group_imports_few_modules(library, name, tmp_path):
     """A process's first group spends its CPU time mostly on imports. Counts, not times: lower the
     limit if possible."""
     environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_AS_GLOO="1" if name == "gloo" else "0")
@@ -97,7 +97,7 @@ def test_first_group_imports_few_modules(library, name, tmp_path):
         assert len(beyond) <= FIRST_GROUP_MODULES, sorted(beyond)
 
 
-def test_groups_are_made_in_python_without_a_compiler(environment):
+def test_torch_groups_use_the_python_backend_without_a_compiler(environment):
     done = run(environment, CXX="/nonexistent/c++")
     assert done.returncode == 0 and "are made in Python: no C++ compiler: expected" in done.stdout
     assert "use the slower backend in Python" in done.stderr
@@ -107,7 +107,7 @@ def test_groups_are_made_in_python_without_a_compiler(environment):
     assert done.returncode != 0 and "DLDIST_TORCH_BACKEND=c++: no C++ compiler: expected" in done.stderr
 
 
-def test_python_setting_compiles_nothing(environment, tmp_path):
+def test_setting_for_the_python_backend_compiles_nothing(environment, tmp_path):
     done = run(environment, CXX=compiler(tmp_path, "exit 1"), DLDIST_TORCH_BACKEND="python")
     assert done.stdout == 'groups of the backend "dldist" are made in Python: DLDIST_TORCH_BACKEND=python\n'
     assert not (tmp_path / "calls").exists() and done.stderr == ""
@@ -123,7 +123,7 @@ runpy.run_module("dldist.torch", run_name="__main__", alter_sys=True)
 """
 
 
-def test_older_pytorch_uses_python_groups_without_compiling(environment, tmp_path):
+def test_older_pytorch_uses_the_python_backend_without_compiling(environment, tmp_path):
     environment["CXX"] = compiler(tmp_path, "exit 1")
     command = [sys.executable, "-c", OLDER_PYTORCH]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -132,7 +132,7 @@ def test_older_pytorch_uses_python_groups_without_compiling(environment, tmp_pat
     assert not (tmp_path / "calls").exists()
 
 
-def test_failed_compilation_is_repeated_only_on_request(environment, tmp_path):
+def test_failed_compilation_of_the_backend_is_repeated_only_on_request(environment, tmp_path):
     environment["CXX"] = compiler(tmp_path, "echo 'backend.cpp:1: error: no such thing' >&2; exit 1")
     for _ in range(2):
         assert "failed: backend.cpp:1: error: no such thing" in run(environment).stdout
@@ -141,13 +141,13 @@ def test_failed_compilation_is_repeated_only_on_request(environment, tmp_path):
     assert calls_of(tmp_path) == ["called"] * 2
 
 
-def test_unloadable_library_is_not_used(environment, tmp_path):
+def test_compiled_backend_that_cannot_be_loaded_is_not_used(environment, tmp_path):
     environment["CXX"] = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo text > "$2"')
     done = run(environment)
     assert done.returncode == 0 and "are made in Python" in done.stdout and "cannot be loaded" in done.stderr
 
 
-def test_unloadable_library_is_rebuilt_on_request(environment, tmp_path, library):
+def test_compiled_backend_that_cannot_be_loaded_is_rebuilt_on_request(environment, tmp_path, library):
     environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp "{library}" "$2"')
     assert run(environment, "--build").returncode == 0
     (kept,) = pathlib.Path(environment["XDG_CACHE_HOME"]).glob("dldist/torch-*/*.so")
@@ -227,7 +227,7 @@ assert len(raised) == 1 and raised[0].exc_type is RuntimeError, raised
 @pytest.mark.parametrize(
     "case", [NO_THREAD, REPEATED_WAIT, FUTURE_WITH_A_VALUE], ids=["no_thread", "waited_for_again", "a_future_that_has_a_value"]
 )
-def test_failing_futures_do_not_crash_the_process(library, case):
+def test_failed_futures_of_the_compiled_backend_do_not_crash_the_process(library, case):
     environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND="c++")
     done = subprocess.run(
         [sys.executable, "-c", TWO_RANKS + case], env=environment, capture_output=True, text=True, timeout=100, check=False
@@ -235,7 +235,7 @@ def test_failing_futures_do_not_crash_the_process(library, case):
     assert done.returncode == 0, done.stderr
 
 
-def test_processes_that_start_together_compile_once(environment, tmp_path, library):
+def test_processes_that_start_together_compile_the_backend_once(environment, tmp_path, library):
     environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; sleep 1; cp "{library}" "$2"')
     started = [subprocess.Popen(STATE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(3)]
     try:
@@ -247,7 +247,7 @@ def test_processes_that_start_together_compile_once(environment, tmp_path, libra
     assert calls_of(tmp_path) == ["called"]
 
 
-def test_folder_writable_by_others_is_not_used(environment, tmp_path, library):
+def test_cache_folder_that_others_can_write_is_not_used(environment, tmp_path, library):
     folder = tmp_path / "cache" / "dldist" / library.parent.name
     folder.mkdir(parents=True)
     shutil.copy(library, folder)
@@ -273,12 +273,12 @@ def state_after(environment, program):
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_groups_are_made_in_python_for_a_user_without_a_home(environment):
+def test_torch_groups_use_the_python_backend_if_the_user_has_no_home(environment):
     done = state_after(environment, NO_HOME)
     assert "are made in Python: no folder for the compiled library" in done.stdout, done.stderr
 
 
-def test_groups_are_made_in_python_if_the_folder_is_unwritable(environment, library):
+def test_torch_groups_use_the_python_backend_if_the_cache_is_unwritable(environment, library):
     folder = pathlib.Path(environment["XDG_CACHE_HOME"]) / "dldist" / library.parent.name
     # a folder where the lock file would be: permissions do not stop root
     (folder / "lock").mkdir(parents=True)
@@ -296,7 +296,7 @@ print(_native.state())
 """
 
 
-def test_library_is_compiled_on_a_file_system_without_locks(environment, tmp_path, library):
+def test_backend_is_compiled_even_on_a_file_system_without_locks(environment, tmp_path, library):
     environment["CXX"] = compiler(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp "{library}" "$2"')
     done = state_after(environment, NO_LOCKS)
     assert "are made in C++" in done.stdout, done.stderr
@@ -345,7 +345,7 @@ print(json.dumps([data["backend_name"], data.get("gloo_num_threads")]))
 
 @pytest.mark.parametrize("how", ["call", "environment"])
 @pytest.mark.parametrize("way", ["c++", "python"])
-def test_backend_can_replace_gloo(library, way, how):
+def test_dldist_can_replace_gloo_in_torch_programs(library, way, how):
     environment = dict(
         os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_BACKEND=way, DLDIST_TORCH_AS_GLOO="1" if how == "environment" else ""
     )
@@ -367,7 +367,7 @@ print(type(backend).__name__, dldist.torch.world_of().size)
 """
 
 
-def test_detail_mode_wrapper_uses_torchs_helper(library):
+def test_debug_level_detail_works_with_the_compiled_torch_backend(library):
     environment = dict(os.environ, PYTHONPATH=str(PACKAGES), DLDIST_TORCH_AS_GLOO="1", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     done = subprocess.run([sys.executable, "-c", WRAPPED], env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "_ProcessGroupWrapper 1\n", done.stderr

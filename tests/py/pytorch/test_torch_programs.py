@@ -132,7 +132,7 @@ def backend_and_teams(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("program, world", list(cases()))
-def test_programs_give_the_same_results_as_with_gloo(backend_and_teams, program, world):
+def test_torch_programs_give_the_same_results_as_with_gloo(backend_and_teams, program, world):
     backend, teams = backend_and_teams
     with teams as team:
         torch_result = team.run(program, "gloo", world)
@@ -158,7 +158,7 @@ dist.destroy_process_group()
 """
 
 
-def test_programs_work_under_torchrun_after_a_restart(tmp_path):
+def test_torch_programs_work_under_torchrun_after_a_restart(tmp_path):
     """env:// must work with the stores of torch's agent, also in a second attempt after a crash."""
     program = tmp_path / "program.py"
     program.write_text(TORCHRUN_PROGRAM)

@@ -65,14 +65,14 @@ def count(outcomes, status):
 
 
 @pytest.mark.parametrize("part", range(1, PARTS_OF_THE_WHEEL + 1))
-def test_tests_of_the_wheel_pass_as_expected(tmp_path, part):
+def test_torchs_tests_in_its_wheel_pass_as_expected_on_dldist(tmp_path, part):
     outcomes = outcomes_of(tmp_path, "dldist", "--ranks=3", f"--part={part}/{PARTS_OF_THE_WHEEL}")
     check(outcomes, "dldist")
     # Most of the wheel's tests need a GPU.
     assert count(outcomes, "passed") >= 0.2 * len(outcomes), outcomes
 
 
-def test_tests_for_gloo_pass_as_expected(tmp_path):
+def test_torchs_tests_for_gloo_pass_as_expected_on_dldist(tmp_path):
     """Tests that exist only for Gloo: profiler entries by name, DDP's log, monitored_barrier."""
     outcomes = outcomes_of(tmp_path, "as-gloo", "--ranks=3", "--only=profiler,ddp_logging,monitored_barrier,all_reduce_sum,gather_full")
     check(outcomes, "as-gloo")
@@ -81,7 +81,7 @@ def test_tests_for_gloo_pass_as_expected(tmp_path):
 
 @pytest.mark.skipif(not FILES, reason="DLDIST_TORCH_TESTS names no folder with PyTorch's tests")
 @pytest.mark.parametrize(("aim", "options", "files"), SELECTION, ids=[f"{aim}-{files[0]}" for aim, _, files in SELECTION])
-def test_tests_of_files_pass_as_expected(tmp_path, aim, options, files):
+def test_torchs_test_files_pass_as_expected_on_dldist(tmp_path, aim, options, files):
     outcomes = outcomes_of(tmp_path, aim, "--tests", FILES, *options, *files)
     check(outcomes, aim)
     for file in {file for file, _test in outcomes}:

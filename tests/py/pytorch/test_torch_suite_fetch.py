@@ -61,7 +61,7 @@ def repository_of(sources):
 
 
 @pytest.mark.parametrize("way", ["checkout", "variable", "archive", "file URL", "git"])
-def test_tests_are_fetched_from_each_source(sources, tmp_path, way):
+def test_torchs_tests_are_fetched_from_each_source(sources, tmp_path, way):
     archive = archive_of(sources, tmp_path / "sources.tar.xz")
     arguments, environment = {
         "checkout": (["--checkout", sources], {}),
@@ -78,7 +78,7 @@ def test_tests_are_fetched_from_each_source(sources, tmp_path, way):
     assert importlib.metadata.version("torch").partition("+")[0] in ran.stdout.splitlines()[-1]
 
 
-def test_next_source_is_used_after_a_failure(sources, tmp_path):
+def test_next_source_of_torchs_tests_is_used_after_a_failure(sources, tmp_path):
     ran = fetch(tmp_path / "tests", "--checkout", tmp_path / "nothing", "--archive", archive_of(sources, tmp_path / "a.tar.xz"))
     assert ran.returncode == 0, ran.stderr
     assert "from the archive" in ran.stdout
@@ -88,14 +88,14 @@ def test_next_source_is_used_after_a_failure(sources, tmp_path):
     ("wanted", "order"),
     [("2.13.0", ["2.14.1+dfsg-1", "2.6.0+dfsg-7", "1.13.1+dfsg-4"]), ("2.6", ["2.6.0+dfsg-7", "2.14.1+dfsg-1", "1.13.1+dfsg-4"])],
 )
-def test_nearest_debian_version_is_used(monkeypatch, wanted, order):
+def test_debian_package_of_the_nearest_torch_version_is_used(monkeypatch, wanted, order):
     monkeypatch.syspath_prepend(FETCH.parent)
     import fetch as module
 
     assert sorted(order[::-1], key=lambda version: module.distance(version, wanted)) == order
 
 
-def test_older_tests_are_replaced(sources, tmp_path):
+def test_fetching_replaces_older_torch_tests(sources, tmp_path):
     into = tmp_path / "tests"
     assert fetch(into, "--checkout", sources).returncode == 0
     (into / "test/distributed/test_old.py").write_text("old\n")
@@ -103,7 +103,7 @@ def test_older_tests_are_replaced(sources, tmp_path):
     assert brought_to(into) == BROUGHT
 
 
-def test_failure_has_a_reason_and_changes_nothing(sources, tmp_path):
+def test_failed_fetch_gives_a_reason_and_changes_nothing(sources, tmp_path):
     into = tmp_path / "tests"
     assert fetch(into, "--checkout", sources).returncode == 0
     ran = fetch(into, "--checkout", tmp_path / "nothing", "--archive", f"file://{tmp_path}/nothing.tar")
@@ -114,7 +114,7 @@ def test_failure_has_a_reason_and_changes_nothing(sources, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"sources", "tests"}
 
 
-def test_other_folders_are_not_changed(sources, tmp_path):
+def test_fetching_does_not_overwrite_a_folder_of_the_user(sources, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     ran = fetch(tmp_path, "--checkout", sources)
     assert ran.returncode == 1
@@ -122,7 +122,7 @@ def test_other_folders_are_not_changed(sources, tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_an_archive_cannot_write_elsewhere(sources, tmp_path):
+def test_archive_cannot_write_outside_the_target_folder(sources, tmp_path):
     path = tmp_path / "bad.tar"
     with tarfile.open(path, "w") as archive:
         archive.add(sources, "pytorch")

@@ -35,7 +35,7 @@ def replaced(transformer, source):
         ("CPU_PROFILING_SUPPORTED = ['gloo']", "CPU_PROFILING_SUPPORTED = ['gloo']"),
     ],
 )
-def test_backend_is_substituted_in_sources(source, wanted):
+def test_backend_name_is_substituted_in_torchs_test_sources(source, wanted):
     assert replaced(substitution.Backend("dldist", "made"), source) == wanted
 
 
@@ -55,7 +55,7 @@ def test_backend_is_substituted_in_sources(source, wanted):
         ("agent = TensorPipeAgent(store, name)", "agent = dldist.agent_of_rpc(store, name)"),
     ],
 )
-def test_front_is_substituted_in_sources(source, wanted):
+def test_torch_distributed_is_replaced_by_dldist_in_torchs_test_sources(source, wanted):
     assert replaced(substitution.Front("dldist"), source) == wanted
 
 
@@ -79,7 +79,7 @@ def test_front_is_substituted_in_sources(source, wanted):
         ("dist.Backend.NCCL", "dist.Backend.GLOO"),
     ],
 )
-def test_devices_are_substituted_by_the_cpu(source, wanted):
+def test_gpu_devices_are_replaced_by_the_cpu_in_torchs_test_sources(source, wanted):
     assert replaced(substitution.OntoCpu("stand"), source) == wanted
 
 
@@ -114,7 +114,7 @@ def run_file(folder, aim, text):
 
 @pytest.mark.torch
 @pytest.mark.deadline(170)
-def test_crash_or_hang_fails_one_test(tmp_path):
+def test_crash_or_hang_in_torchs_tests_fails_only_one_test(tmp_path):
     outcomes = run_file(tmp_path, "gloo", ENDINGS)
     summary = {table.short(test): (outcome["status"], table.last_line(outcome["reason"])) for test, outcome in outcomes.items()}
     assert summary == {
@@ -170,7 +170,7 @@ class Place(TestCase):
 
 @pytest.mark.torch
 @pytest.mark.deadline(170)
-def test_ddp_rpc_and_threaded_ranks_use_dldist(tmp_path):
+def test_torchs_ddp_rpc_and_threaded_tests_use_dldist(tmp_path):
     outcomes = run_file(tmp_path, "front", IN_THE_PLACE)
     assert {table.short(test): outcome for test, outcome in outcomes.items() if outcome["status"] != "passed"} == {}
     assert len(outcomes) == 4
@@ -190,7 +190,7 @@ class NoReasons:
         return None
 
 
-def test_tables_count_results_and_list_differences():
+def test_tables_of_torchs_tests_count_results_and_list_differences():
     found = results_of(
         a=("passed", "passed"),
         b=("passed", "failed"),
@@ -207,11 +207,11 @@ def test_tables_count_results_and_list_differences():
     assert f"| `test_x.py`: `b`, `c` | {table.NO_REASON} |" in text
 
 
-def test_files_without_passing_tests_are_omitted():
+def test_table_omits_files_without_passing_tests():
     assert table.compare(results_of(a=("failed", "failed"), b=("skipped", "skipped")), "dldist") == []
 
 
-def test_page_is_rewritten_between_its_markers(tmp_path):
+def test_page_of_results_is_rewritten_only_between_its_markers(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     table.write_between_markers(page, "new")
@@ -221,7 +221,7 @@ def test_page_is_rewritten_between_its_markers(tmp_path):
         table.write_between_markers(page, "new")
 
 
-def test_last_line_is_the_error_of_the_first_failed_rank():
+def test_last_line_of_a_failed_test_is_the_error_of_the_first_failed_rank():
     summary = (
         "RuntimeError: Process 0 exited with error code 10 and exception:\nTraceback\ndldist.DistPeerLostError: rank 1 has left the group\n"
         "\nProcess 1 exited with error code 10 and exception:\nTraceback\nValueError: the reason\n\nmore\n"
@@ -229,7 +229,7 @@ def test_last_line_is_the_error_of_the_first_failed_rank():
     assert table.last_line(summary) == "ValueError: the reason"
 
 
-def test_every_reason_is_complete():
+def test_every_listed_reason_for_a_failing_torch_test_is_complete():
     for entry in table.Reasons().kept:
         assert set(entry) == {"aims", "file", "tests", "why"}
         assert entry["tests"] and entry["why"] and set(entry["aims"]) <= {"gloo", *table.TITLES}
@@ -246,7 +246,7 @@ def test_reporter_accepts_a_skipped_test_without_a_start():
     assert (line["status"], line["reason"]) == ("skipped", "no GPU")
 
 
-def test_tests_are_chosen_by_name_and_part():
+def test_torchs_tests_can_be_chosen_by_name_and_part():
     tests = [unittest.FunctionTestCase(print, description=name) for name in ("send", "recv_a", "recv_b", "recv_c", "recv_d")]
     for test in tests:
         test.id = test.shortDescription
