@@ -12,7 +12,7 @@ source scripts/common.sh
 # threads, buffers, pickles.
 files=(tests/py/*/test_{tensors,group_works,work_class,python_store,objects,flight_recorder,threads_signals_fork}.py)
 # Limits on the cost of a call are checked only with the Python that runs all tests.
-left_out=test_recording_is_fast
+left_out=test_recording_a_call_in_the_flight_recorder_is_fast
 source_tree=build/sdist
 scripts=$PWD/scripts
 

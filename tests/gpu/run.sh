@@ -80,11 +80,11 @@ PROGRAM
 }
 
 step_declarations() { "$PYTHON" tools/check_nccl.py; }
-step_one_rank() { run_tests tests/gpu/test_gpu.py --deselect tests/gpu/test_gpu.py::test_two_ranks; }
+step_one_rank() { run_tests tests/gpu/test_gpu.py --deselect tests/gpu/test_gpu.py::test_programs_of_two_ranks_on_a_gpu_end_successfully; }
 step_collectives() { run_tests tests/gpu/test_two_ranks.py::TestCollectives; }
 step_suite() { run_tests tests/gpu/test_two_ranks.py::TestSuite; }
 step_life() { run_tests tests/gpu/test_two_ranks.py::TestLife; }
-step_frameworks() { run_tests tests/gpu/test_gpu.py::test_two_ranks; }
+step_frameworks() { run_tests tests/gpu/test_gpu.py::test_programs_of_two_ranks_on_a_gpu_end_successfully; }
 step_bench() { run_benchmark 1; }
 step_bench_two() { run_benchmark 2; }
 

@@ -33,7 +33,7 @@ def library(name):
     return module
 
 
-def test_what_is_loaded():
+def test_expected_nccl_library_is_loaded():
     assert nccl.get_version() >= (2, 18)
     assert nccl.device_count() >= 1
     assert os.path.exists(nccl.library_path())
@@ -47,7 +47,7 @@ class TestTorch:
         self.torch = library("torch")
 
     @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16", "bool", "complex64", "float8_e4m3fn"])
-    def test_movement(self, alone, dtype):
+    def test_data_movement_on_a_gpu_is_correct_for_every_dtype(self, alone, dtype):
         if not hasattr(self.torch, dtype):
             pytest.skip(f"this PyTorch has no {dtype}")
         kind = getattr(self.torch, dtype)
@@ -57,7 +57,7 @@ class TestTorch:
         dist.all_gather_single(y, x)
         assert self.torch.equal(x.to(self.torch.complex64), y.to(self.torch.complex64))
 
-    def test_current_stream_comes_first_and_after(self, alone):
+    def test_call_is_ordered_before_and_after_the_current_stream(self, alone):
         side = self.torch.cuda.Stream()
         x = self.torch.zeros(1 << 24, device="cuda")
         out = self.torch.empty_like(x)
@@ -72,7 +72,7 @@ class TestTorch:
         assert took < 0.05, f"the host was blocked for {took:.3f} s"
         assert total.item() == 3 * (1 << 24)
 
-    def test_graph(self, alone):
+    def test_collective_in_a_cuda_graph_is_correct(self, alone):
         x = self.torch.ones(1024, device="cuda")
         out = self.torch.zeros_like(x)
         dist.all_gather_single(out, x)
@@ -86,13 +86,13 @@ class TestTorch:
             self.torch.cuda.synchronize()
             assert out[0].item() == expected
 
-    def test_not_contiguous(self, alone):
+    def test_noncontiguous_gpu_tensors_are_gathered_correctly(self, alone):
         x = self.torch.arange(12, dtype=self.torch.float32, device="cuda").reshape(3, 4)
         out = self.torch.zeros(4, 3, device="cuda")
         dist.all_gather_single(out, x.t())
         assert self.torch.equal(out, x.t())
 
-    def test_works(self, alone):
+    def test_work_of_a_gpu_call_completes_and_has_a_future(self, alone):
         x = self.torch.ones(1 << 20, device="cuda")
         out = self.torch.zeros_like(x)
         work = dist.all_gather_single(out, x, async_op=True)
@@ -101,13 +101,13 @@ class TestTorch:
         self.torch.cuda.current_stream().wait_stream(self.torch.cuda.current_stream())
         assert out.sum().item() == 1 << 20
 
-    def test_objects(self, alone):
+    def test_objects_can_be_gathered_over_nccl(self, alone):
         got = [None]
         dist.all_gather_object(got, {"rank": 0})
         assert got == [{"rank": 0}]
 
 
-def test_cupy(alone):
+def test_collectives_of_cupy_arrays_are_correct(alone):
     cupy = library("cupy")
     for dtype in DTYPES:
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -118,7 +118,7 @@ def test_cupy(alone):
             assert (out == x).all().item(), dtype
 
 
-def test_jax(alone):
+def test_collectives_of_jax_arrays_on_a_gpu_are_correct(alone):
     jax = library("jax")
     x = jax.numpy.arange(8, dtype="float32") * 2
     got = dist.functional.all_gather(x)
@@ -126,13 +126,13 @@ def test_jax(alone):
     assert got.devices() == x.devices()
 
 
-def test_memory_of_nccl(alone):
+def test_array_in_nccl_memory_can_be_reduced(alone):
     x = alone.group.empty((4, 4), "float32")
     dist.all_reduce(x)
     assert x.device == 0 and x.nbytes == 64
 
 
-def test_comms_of_one_device():
+def test_communicators_of_one_device_work_without_a_group():
     array = None
     with nccl.NcclComms([0]) as comms:
         group = nccl.NcclGroup(None, 0, 1, device=0)
@@ -147,7 +147,7 @@ def test_comms_of_one_device():
         group.close(10)
 
 
-def test_abort(alone):
+def test_call_after_an_abort_on_a_gpu_raises(alone):
     x = alone.group.empty((16,), "float32")
     dist.all_reduce(x)
     alone.abort("the test wants it")
@@ -155,7 +155,7 @@ def test_abort(alone):
         dist.all_reduce(x)
 
 
-def test_recorder(alone, tmp_path):
+def test_flight_recorder_records_calls_on_a_gpu(alone, tmp_path):
     from dldist import flight_recorder
 
     x = alone.group.empty((3, 5), "float32")
@@ -243,6 +243,6 @@ def jax_arrays(index):
     reason="two ranks on one GPU need NCCL 2.30.3 or newer",
 )
 @pytest.mark.parametrize("program", [torch_collectives, torch_graph, cupy_stream, jax_arrays])
-def test_two_ranks(program):
+def test_programs_of_two_ranks_on_a_gpu_end_successfully(program):
     library(program.__name__.partition("_")[0])
     assert dist.spawn(program, nprocs=2, timeout=200) == ["done", "done"]

@@ -65,35 +65,35 @@ def case_teams():
 class TestCollectives:
     """Compare every collective with every type with plain Python."""
 
-    def test_reductions(self, teams, name):
+    def test_reductions_of_two_ranks_on_a_gpu_are_correct(self, teams, name):
         teams().run(group_workers.sweep_reductions, name, COUNTS)
 
-    def test_movements(self, teams, name):
+    def test_data_movement_of_two_ranks_on_a_gpu_is_correct(self, teams, name):
         teams().run(group_workers.sweep_movements, name, COUNTS)
 
 
 class TestSuite:
     @BLOCKING
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-    def test_case(self, teams, case, blocking):
+    def test_each_case_of_two_ranks_on_a_gpu_passes(self, teams, case, blocking):
         teams(blocking).run(case)
 
     @pytest.mark.parametrize("variant", ["questions", "await", "futures", "callbacks"])
-    def test_unfinished(self, teams, variant):
+    def test_wait_on_a_gpu_returns_after_the_late_rank_calls(self, teams, variant):
         seen = teams().run(group_workers.late_rank, variant)[0]
         assert seen == ([(True, "dldist-completion", 1, True), True] if variant == "callbacks" else 1)
 
-    def test_by_oracle(self, teams):
+    def test_results_of_two_ranks_on_a_gpu_match_a_reference(self, teams):
         teams().run(group_workers.by_oracle)
 
 
 class TestLife:
     @BLOCKING
     @pytest.mark.parametrize("name", gpu_workers.CASES)
-    def test_case(self, case_teams, name, blocking):
+    def test_each_case_of_two_ranks_on_a_gpu_passes(self, case_teams, name, blocking):
         print(case_teams(blocking).run(gpu_workers.CASES[name]))
 
-    def test_a_rank_is_killed(self, procs):
+    def test_killed_rank_on_a_gpu_is_reported_by_the_other(self, procs):
         ranks, store = group_team.start_ranks(procs, gpu_workers.killed, 2)
         assert ranks[1].recv(60) == "ready"
         ranks[1].kill(signal.SIGKILL)
@@ -101,7 +101,7 @@ class TestLife:
         ranks[0].send("go on")
         ranks[0].result(60)
 
-    def test_both_ranks_in_one_process(self):
+    def test_both_ranks_on_a_gpu_may_be_in_one_process(self):
         gpu = Gpu()
         streams = [gpu.cuda.make_stream(DEVICE) for _ in range(2)]
         arrays = [gpu.Array(gpu, numpy.full(1000, rank + 1, "float32")) for rank in range(2)]

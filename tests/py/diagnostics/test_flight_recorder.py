@@ -50,7 +50,7 @@ def line_number():
     return sys._getframe(1).f_lineno
 
 
-def test_entry_has_the_fields_of_its_call(group):
+def test_entry_of_the_flight_recorder_has_the_fields_of_its_call(group):
     before = time.time_ns()
     group.all_reduce(TENSOR)
     line = line_number() - 1
@@ -67,11 +67,11 @@ def test_entry_has_the_fields_of_its_call(group):
         "profiling_name": "gloo:all_reduce", "input_sizes": [[2]], "input_dtypes": ["Float"], "output_sizes": [[2]],
         "output_dtypes": ["Float"], "state": "completed", "retired": True, "timeout_ms": 1800000, "is_p2p": False,
     }  # fmt: skip
-    assert frames[0] == {"name": "test_entry_has_the_fields_of_its_call", "filename": __file__, "line": line}
+    assert frames[0] == {"name": "test_entry_of_the_flight_recorder_has_the_fields_of_its_call", "filename": __file__, "line": line}
     assert len(frames) == 4
 
 
-def test_dtypes_have_torchs_names(group):
+def test_flight_recorder_uses_torchs_names_of_dtypes(group):
     numpy = pytest.importorskip("numpy")
     names = {"bool": "Bool", "int8": "Char", "uint8": "Byte", "int16": "Short", "int32": "Int", "int64": "Long",
              "float16": "Half", "float32": "Float", "float64": "Double", "complex64": "ComplexFloat",
@@ -83,7 +83,7 @@ def test_dtypes_have_torchs_names(group):
     assert last()["input_sizes"] == [[]]
 
 
-def test_stacks_omit_the_package_and_have_the_given_depth(group):
+def test_recorded_stacks_omit_frames_of_dldist_and_have_the_given_depth(group):
     def deeper(n):
         if n > 0:
             deeper(n - 1)
@@ -97,7 +97,7 @@ def test_stacks_omit_the_package_and_have_the_given_depth(group):
     assert last(stacks=False).get("frames") is None
 
 
-def test_stacks_of_many_code_objects_are_never_wrong(children):
+def test_recorded_stacks_may_be_truncated_but_are_never_wrong(children):
     """With more code objects than the recorder keeps, stacks may be truncated, but never wrong."""
     seen = only(children, workers.make_code, 6000)
     assert seen[0] == ["f0", "<module>", "make_code", seen[0][3]]
@@ -106,7 +106,7 @@ def test_stacks_of_many_code_objects_are_never_wrong(children):
     assert seen[-1] == []
 
 
-def test_omitted_sizes_are_counted(group):
+def test_tensors_that_an_entry_leaves_out_are_counted(group):
     numpy = pytest.importorskip("numpy")
     group.all_reduce_coalesced([numpy.zeros((i, 2), "float32") for i in range(1, 40)])
     entry = last()
@@ -118,7 +118,7 @@ def test_omitted_sizes_are_counted(group):
     assert last()["input_sizes"] == [[3, 2]] * 500 and "inputs_left_out" not in last()
 
 
-def test_rejected_calls_are_not_recorded(group):
+def test_rejected_calls_are_not_recorded_in_the_flight_recorder(group):
     with pytest.raises(ValueError):
         group.all_reduce(TENSOR, op="band")
     with pytest.raises(ValueError):
@@ -128,7 +128,7 @@ def test_rejected_calls_are_not_recorded(group):
     assert last()["collective_seq_id"] == 1
 
 
-def test_message_is_active_until_it_completes(group):
+def test_recorded_message_is_active_until_it_completes(group):
     received = array.array("f", [0.0, 0.0])
     work = group.irecv(received, None, 7)
     assert last()["state"] == "started" and not last()["retired"]
@@ -156,7 +156,7 @@ def test_failed_call_is_recorded_with_its_error(group):
 # ---- dumps
 
 
-def test_pickle_and_json_are_equal(group):
+def test_dumps_as_pickle_and_as_json_are_equal(group):
     group.all_reduce(TENSOR)
     work = group.irecv(array.array("f", [0.0]), 0, 3)
     pickled = pickle.loads(distributed_c10d._dump_fr_trace())
@@ -192,7 +192,7 @@ def test_dump_leaves_out_optional_parts_on_request(group):
 
 
 @pytest.mark.parametrize("name", ["", 'a"b\\', "\x00\n\x7f", "\u00e9\U0001f3b2\u2028", "x" * 5000])
-def test_hostile_names_are_escaped(group, name):
+def test_group_names_with_special_characters_are_escaped_in_dumps(group, name):
     group._describe(name, name, [7])
     group.barrier()
     for dump in (pickle.loads(flight_recorder.dump_pickle()), json.loads(flight_recorder.dump_json())):
@@ -200,7 +200,7 @@ def test_hostile_names_are_escaped(group, name):
         assert tuple(dump["entries"][0]["process_group"]) == (name, name)
 
 
-def test_reset_removes_all_entries(group):
+def test_reset_of_the_flight_recorder_removes_all_entries(group):
     group.barrier()
     distributed_c10d._reset_fr_recording_nccl()
     assert flight_recorder.entries() == []
@@ -211,7 +211,7 @@ def test_reset_removes_all_entries(group):
     assert last()["record_id"] == 0 and last()["collective_seq_id"] == 3
 
 
-def test_dump_is_written_to_a_file_or_the_writer(group, tmp_path, monkeypatch):
+def test_dump_is_written_to_a_file_or_to_a_registered_writer(group, tmp_path, monkeypatch):
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", str(tmp_path / "trace_"))
     group.barrier()
     assert distributed_c10d._dump_fr_trace_file(7) is None
@@ -230,7 +230,7 @@ def test_dump_is_written_to_a_file_or_the_writer(group, tmp_path, monkeypatch):
     assert not (tmp_path / "trace_8").exists()
 
 
-def test_dump_path_is_read_from_the_environment(group, tmp_path, monkeypatch):
+def test_path_of_dumps_is_read_from_the_environment(group, tmp_path, monkeypatch):
     group.barrier()
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "torch_"))
     monkeypatch.setenv("DLDIST_FR_DUMP_FILE", str(tmp_path / "some" / "trace_"))
@@ -250,7 +250,7 @@ def test_dump_path_is_read_from_the_environment(group, tmp_path, monkeypatch):
         flight_recorder.dump(tmp_path / "x.json" / "below")
 
 
-def test_registered_writer_gets_dumps(group, tmp_path):
+def test_writer_registered_for_dumps_gets_them(group, tmp_path):
     group.barrier()
     got = []
     flight_recorder.register_writer(got.append)
@@ -328,7 +328,7 @@ def analyse(folder, prefix="trace_"):
     return build_db(details, arguments, version)
 
 
-def test_every_operation_is_recorded(children, tmp_path):
+def test_flight_recorder_records_every_operation(children, tmp_path):
     ranks, _store = run(children, workers.record_all, 2, f"{tmp_path}/trace_")
     entries = [child.recv() for child in ranks]
     for child in ranks:
@@ -351,7 +351,7 @@ def test_every_operation_is_recorded(children, tmp_path):
     assert all(call.pass_check for call in database.collectives)
 
 
-def test_messages_of_two_ranks_match(children, tmp_path):
+def test_recorded_messages_of_two_ranks_have_matching_numbers(children, tmp_path):
     ranks, _store = run(children, workers.send_and_receive, 2, f"{tmp_path}/trace_")
     entries = [child.recv() for child in ranks]
     for child in ranks:
@@ -364,7 +364,7 @@ def test_messages_of_two_ranks_match(children, tmp_path):
     assert len(database.collectives) == 2 and all(call.pass_check for call in database.collectives)
 
 
-def test_messages_between_collectives_match(children, tmp_path):
+def test_recorded_messages_between_collectives_have_matching_numbers(children, tmp_path):
     """torch's analyser takes adjacent entries with the same number for parts of one call, so there
     must be none."""
     ranks, _store = run(children, workers.send_between_collectives, 2, f"{tmp_path}/trace_")
@@ -382,7 +382,7 @@ def test_messages_between_collectives_match(children, tmp_path):
     assert len(database.collectives) == 6 and all(call.pass_check for call in database.collectives)
 
 
-def test_callers_of_a_helper_differ(group):
+def test_recorded_stacks_distinguish_the_callers_of_a_helper(group):
     def helper():
         group.all_reduce(TENSOR)
 
@@ -399,13 +399,13 @@ def test_callers_of_a_helper_differ(group):
         second()
         frames = [entry["frames"] for entry in flight_recorder.entries()]
         assert [[frame["name"] for frame in stack[:3]] for stack in frames] == [
-            ["helper", caller, "test_callers_of_a_helper_differ"] for caller in ("first", "second", "second")
+            ["helper", caller, "test_recorded_stacks_distinguish_the_callers_of_a_helper"] for caller in ("first", "second", "second")
         ]
         line = second.__code__.co_firstlineno
         assert [stack[1]["line"] for stack in frames] == [first.__code__.co_firstlineno + 1, line + 1, line + 2]
 
 
-def test_stacks_include_generators_and_callbacks(group):
+def test_recorded_stacks_include_generators_and_callbacks(group):
     def generate():
         group.all_reduce(TENSOR)
         yield
@@ -430,13 +430,13 @@ def test_stacks_include_generators_and_callbacks(group):
         many(40)
         many(3)
         names = [[frame["name"] for frame in entry["frames"]] for entry in flight_recorder.entries()]
-        assert names[0][:2] == ["generate", "test_stacks_include_generators_and_callbacks"]
-        assert names[1][:2] in (["__del__", "end"], ["__del__", "test_stacks_include_generators_and_callbacks"])
+        assert names[0][:2] == ["generate", "test_recorded_stacks_include_generators_and_callbacks"]
+        assert names[1][:2] in (["__del__", "end"], ["__del__", "test_recorded_stacks_include_generators_and_callbacks"])
         assert names[2][:3] == ["<lambda>", "many", "many"] and set(names[2][1:]) == {"many"}
         assert names[3] == ["<lambda>", "many", "many", "many"]
 
 
-def test_entries_show_the_missing_rank(children, tmp_path, caplog):
+def test_entries_of_several_ranks_show_which_rank_is_missing(children, tmp_path, caplog):
     ranks, _store = run(children, workers.omit_the_last_rank, 3, f"{tmp_path}/trace_")
     errors = [child.recv() for child in ranks]
     for child in ranks:
@@ -456,7 +456,7 @@ def test_entries_show_the_missing_rank(children, tmp_path, caplog):
     assert database.collectives[-1].missing_ranks == {2}
 
 
-def test_dumps_have_c10ds_group_names(children):
+def test_dumps_have_the_group_names_of_torch_distributed(children):
     ranks, _store = run(children, workers.c10d_names, 3)
     dumps = [pickle.loads(child.recv()) for child in ranks]
     for child in ranks:
@@ -481,7 +481,7 @@ def only(children, worker, *args, **env):
     return message
 
 
-def test_settings_are_read_from_the_environment(children):
+def test_flight_recorder_settings_are_read_from_the_environment(children):
     is_on, entries, path = only(children, workers.settings, DLDIST_FR_BUFFER_SIZE="0", DLDIST_FR_DUMP_FILE="/x/y", RANK="2")
     assert not is_on and entries == [] and path == "/x/y2"
     is_on, entries, _ = only(children, workers.settings, TORCH_FR_BUFFER_SIZE="3", DLDIST_FR_STACK_DEPTH="0")
@@ -493,11 +493,11 @@ def test_settings_are_read_from_the_environment(children):
     assert text == "DLDIST_FR_BUFFER_SIZE must be a number, 0 or more, not 'many'"
 
 
-def test_forked_child_has_its_own_recorder(children):
+def test_forked_child_has_its_own_flight_recorder(children):
     assert only(children, workers.after_fork) == ("gloo:barrier", 1)
 
 
-def test_recording_is_fast(children):
+def test_recording_a_call_in_the_flight_recorder_is_fast(children):
     """A rough limit, to detect accidents. benchmarks/recorder.py measures."""
     calls = 20000
     off = min(only(children, workers.time_calls, calls, DLDIST_FR_BUFFER_SIZE="0") for _ in range(3))

@@ -52,7 +52,7 @@ def records_of(out):
     return [line.split("|") for line in out.splitlines() if line.count("|") >= 3]
 
 
-def test_debug_records_reach_logging():
+def test_debug_records_are_passed_to_pythons_logging():
     out, _ = run(COLLECT, PRINT_WHEN_THERE.format(condition="any(r[1] == 'DEBUG' for r in records)"), "debug")
     records = records_of(out)
     assert records, out
@@ -61,7 +61,7 @@ def test_debug_records_reach_logging():
     assert any("127.0.0.1" in message for _, _, message, *_ in records), records
 
 
-def test_info_level_has_no_debug_records():
+def test_log_level_info_leaves_out_debug_records():
     out, _ = run(COLLECT, PRINT_WHEN_THERE.format(condition="records"), "INFO")
     records = records_of(out)
     assert records, out
@@ -77,14 +77,14 @@ def test_info_level_has_no_debug_records():
         ("logging.basicConfig(level='DEBUG'); logging.getLogger('dldist').setLevel('WARNING')", None),
     ],
 )
-def test_off_is_silent_and_runs_no_thread(setup, level):
+def test_log_level_off_is_silent_and_runs_no_thread(setup, level):
     out, err = run(setup, "time.sleep(0.1); print(threading.active_count(), threads)", level)
     assert out.split() == ["1", "2"]  # the second task is the server's thread
     assert err == ""
 
 
 @pytest.mark.parametrize("setup", [COLLECT, COLLECT.replace(".setLevel(logging.DEBUG)", "") + "logging.basicConfig(level='DEBUG')"])
-def test_level_set_before_the_import_counts(setup):
+def test_log_level_set_before_the_import_applies(setup):
     out, _ = run(setup, PRINT_WHEN_THERE.format(condition="any(r[1] == 'DEBUG' for r in records)"), None)
     assert {"INFO", "DEBUG"} == {level for _, level, *_ in records_of(out)}, out
 
@@ -108,14 +108,14 @@ store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
         ("logging.basicConfig(level='INFO')", "dldist.World().close()", True),  # read when a World is created
     ],
 )
-def test_last_level_counts_at_run_time(set_level, then, is_shown):
+def test_log_level_that_was_set_last_applies(set_level, then, is_shown):
     setup = COLLECT.replace(".setLevel(logging.DEBUG)", "")
     end = SET_LATER.format(set_level=set_level, then=then).replace("+ 5", "+ 5" if is_shown else "+ 0.2")
     out, _ = run(setup, end, None)
     assert bool(records_of(out)) == is_shown, out
 
 
-def test_unknown_level_is_reported():
+def test_unknown_log_level_is_reported():
     """A misspelt level must not break the import, and must be reported."""
     environment = dict(os.environ, DLDIST_LOG="verbos")
     done = subprocess.run(
@@ -124,7 +124,7 @@ def test_unknown_level_is_reported():
     assert "DLDIST_LOG" in done.stderr and "verbos" in done.stderr
 
 
-def test_exit_with_logging_on_is_clean():
+def test_process_exit_with_logging_on_is_clean():
     out, err = run("logging.basicConfig(level=logging.DEBUG)", "print('end')", "debug")
     assert out == "end\n"
     assert "Traceback" not in err and "Fatal" not in err

@@ -58,7 +58,7 @@ def test_timeout_writes_a_dump_on_every_rank(children, prefix, members):
         assert "requests a dump from all ranks" in replies[3][1]
 
 
-def test_no_dump_is_written_by_default(children, tmp_path):
+def test_timeout_writes_no_dump_by_default(children, tmp_path):
     prefix = str(tmp_path / "torch" / "comm_lib_trace_rank_")
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     ranks, store = group_team.start_ranks(children, workers.lagging, 2, "has failed", env=env)
@@ -84,7 +84,7 @@ def report_of_rank_0(ranks, store):
     return report
 
 
-def test_report_names_ranks_that_did_not_call(children):
+def test_timeout_report_names_ranks_that_did_not_call(children):
     env = {"DLDIST_DESYNC_DEBUG": "1", "DLDIST_COORD_CHECK_MS": "50", "DLDIST_DUMP_ON_TIMEOUT": "0"}
     ranks, store = group_team.start_ranks(children, workers.lagging, 3, "the ranks of group", env=env)
     report = report_of_rank_0(ranks, store)
@@ -93,7 +93,7 @@ def test_report_names_ranks_that_did_not_call(children):
     assert "rank 1: last called" in report and "barrier" in report, report
 
 
-def test_report_over_a_python_store_names_silent_ranks(children):
+def test_timeout_report_over_a_python_store_names_ranks_that_did_not_call(children):
     env = {"DLDIST_COORD_CHECK_MS": "50", "DLDIST_DUMP_ON_TIMEOUT": "0"}
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = []
@@ -111,7 +111,7 @@ def published(store, rank, expected):
     return bool(keys) and expected in store.get(keys[0])
 
 
-def test_pipe_requests_dumps(children, prefix, tmp_path):
+def test_writing_to_the_named_pipe_requests_a_dump(children, prefix, tmp_path):
     env = {"DLDIST_FR_DUMP_FILE": prefix, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_"}
     ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
     for rank in ranks:
@@ -131,7 +131,7 @@ def test_pipe_requests_dumps(children, prefix, tmp_path):
 
 
 @pytest.mark.parametrize(("setting", "number"), [(None, signal.SIGUSR2), ("sigusr1", signal.SIGUSR1), ("12", 12)])
-def test_signal_requests_a_dump(children, prefix, setting, number):
+def test_configured_signal_requests_a_dump(children, prefix, setting, number):
     """The signal must work while the main thread waits in C."""
     env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_FR_DUMP_FORMAT": "json", "DLDIST_DUMP_SIGNAL": setting or ""}
     ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
@@ -159,19 +159,19 @@ def test_signal_requests_a_dump(children, prefix, setting, number):
         ("SIGUSR2", "of the program", "heard", "of the program"),
     ],
 )
-def test_used_signal_is_not_replaced(children, prefix, setting, before, meanwhile, afterwards):
+def test_dump_signal_does_not_replace_a_handler_of_the_program(children, prefix, setting, before, meanwhile, afterwards):
     env = {"DLDIST_DUMP_SIGNAL": setting, "DLDIST_FR_DUMP_FILE": prefix}
     ranks, store = group_team.start_ranks(children, workers.uses_a_signal, 2, before, meanwhile == "heard", prefix, env=env)
     for rank in ranks:
         assert rank.result() == [meanwhile, afterwards]
 
 
-def test_signals_reach_the_main_thread(children):
+def test_signals_are_delivered_to_the_main_thread(children):
     """Ctrl-C must go to the main thread, or it would not wake that thread from a C call."""
     ranks, store = group_team.start_ranks(children, workers.signal_receiving_threads, 2, env={"DLDIST_LOG": "info"})
     for rank in ranks:
         assert rank.result() == ["main"]
-def test_signals_are_restored(children):
+def test_dump_signals_have_their_earlier_handlers_again_after_the_end(children):
     before, heard = children.start(workers.signal_after_the_end).result()
     assert (before, heard) == ([], [signal.SIGUSR1, signal.SIGUSR2])
 
@@ -210,7 +210,7 @@ def test_dump_is_written_while_the_gil_is_held(children, prefix, tmp_path):
         rank.result()
 
 
-def test_forked_child_has_no_monitor(children, prefix):
+def test_forked_child_has_no_monitor_thread(children, prefix):
     env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_DUMP_SIGNAL": str(int(signal.SIGUSR2))}
     ranks, store = group_team.start_ranks(children, workers.forks, 2, env=env)
     assert ranks[0].recv() == "(False, '')"
@@ -219,20 +219,20 @@ def test_forked_child_has_no_monitor(children, prefix):
     assert not os.path.exists(f"{prefix}0")
 
 
-def test_single_rank_has_no_monitor(children):
+def test_group_of_one_rank_has_no_monitor_thread(children):
     child = children.start(workers.alone)
     assert child.recv() is False
     child.result()
 
 
-def test_malformed_variable_is_an_error(children):
+def test_malformed_environment_variable_of_the_monitor_is_an_error(children):
     child = children.start(workers.refused, env={"TORCH_NCCL_ENABLE_MONITORING": "perhaps"})
     errors = child.recv()
     assert ("DistArgumentError", "Invalid value for environment variable: TORCH_NCCL_ENABLE_MONITORING ('perhaps')") in errors
     child.result()
 
 
-def test_process_exit_is_not_delayed(children):
+def test_monitor_thread_does_not_delay_process_exit(children):
     ranks, store = group_team.start_ranks(children, workers.exit_without_close, 2)
     for rank in ranks:
         assert rank.recv() == "ready"
@@ -242,7 +242,7 @@ def test_process_exit_is_not_delayed(children):
     assert time.monotonic() - min(begun) < procs.under_load(1.5)
 
 
-def test_log_has_the_error_of_a_python_store(children):
+def test_log_has_the_error_that_a_python_store_raised_in_the_monitor(children):
     child = children.start(workers.has_a_store_that_fails, env={"DLDIST_LOG": "debug", "DLDIST_COORD_CHECK_MS": "20"})
     for text in child.result():
         assert text.endswith("of a store written in Python raised KeyError('out of order \\udc80')"), text

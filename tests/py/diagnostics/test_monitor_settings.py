@@ -18,12 +18,12 @@ def clean(monkeypatch):
     monkeypatch.setattr(settings, "_warned", set())
 
 
-def test_defaults_apply_without_variables():
+def test_defaults_of_monitor_settings_apply_without_variables():
     assert vars(settings.failure_settings()) == {setting.attribute: setting.default for setting in settings.FAILURES}
 
 
 @pytest.mark.parametrize("text, value", [*[(t, True) for t in ("y", "YES", "1", "t", "True")], *[(t, False) for t in ("n", "no", "0", "F", "FALSE")]])
-def test_truth_values_are_read_as_bools(monkeypatch, text, value):
+def test_variables_for_truth_values_are_read_as_bools(monkeypatch, text, value):
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", text)
     assert settings.failure_settings().blocking_wait is value
     assert settings.value("high_priority") is False, "no other setting has changed"
@@ -44,18 +44,18 @@ def test_truth_values_are_read_as_bools(monkeypatch, text, value):
     ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_malformed_value_is_an_error(monkeypatch, name, text):
+def test_malformed_value_of_a_monitor_variable_is_an_error(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(_core.DistArgumentError, match=f"^Invalid value for environment variable: {name}"):
         settings.failure_settings()
 
 
-def test_empty_is_unset(monkeypatch):
+def test_empty_environment_variable_counts_as_unset(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "")
     assert settings.failure_settings().dump_on_timeout is None
 
 
-def test_dldist_variable_takes_precedence(monkeypatch):
+def test_variable_of_dldist_takes_precedence_over_that_of_torch(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/c")
     assert settings.failure_settings().dump_file == "/c"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "/b")
@@ -64,7 +64,7 @@ def test_dldist_variable_takes_precedence(monkeypatch):
     assert settings.failure_settings().dump_file == "/a"
 
 
-def test_deprecated_names_warn_once(monkeypatch):
+def test_deprecated_names_of_variables_warn_once(monkeypatch):
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "1")
     with pytest.warns(FutureWarning, match="NCCL_ASYNC_ERROR_HANDLING is deprecated; use TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         assert settings.failure_settings().async_error_handling == 1
@@ -84,7 +84,7 @@ def test_deprecated_names_warn_once(monkeypatch):
         ({"TORCH_FR_DUMP_TEMP_FILE": "/a"}, monitor_thread._DUMPING_ON),
     ],
 )
-def test_dump_settings_determine_when_dumps_are_written(monkeypatch, env, dumping):
+def test_variables_for_dumps_determine_when_dumps_are_written(monkeypatch, env, dumping):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert monitor_thread._dump_mode(settings.failure_settings()) == dumping
@@ -134,7 +134,7 @@ def words(default):
     return str(int(default)) if isinstance(default, int) else None
 
 
-def test_documented_defaults_are_right():
+def test_documented_defaults_of_monitor_variables_are_correct():
     found = {setting.names[0]: setting for setting in settings.FAILURES}
     rows = {name: rest for name, *rest in rows_of_the_table()}
     assert rows.keys() == found.keys()
@@ -149,7 +149,7 @@ def test_documented_defaults_are_right():
     assert numbers == DEFAULTS_OF_TORCH.keys()
 
 
-def test_defaults_that_differ_from_torch_have_a_reason():
+def test_documented_defaults_that_differ_from_torch_have_a_reason():
     page = (DOCS / "watchdog.md").read_text(encoding="utf-8")
     reasons = page.partition("Reasons for defaults that differ from torch's:\n\n")[2].partition("\n\n")[0]
     differing = {name for name, aliases, of_torch, here in rows_of_the_table() if of_torch.isdecimal() and of_torch != here}
@@ -157,7 +157,7 @@ def test_defaults_that_differ_from_torch_have_a_reason():
 
 
 @pytest.mark.parametrize("page", ["watchdog.md", "environment.md"])
-def test_pages_have_all_variables(page):
+def test_documentation_pages_list_all_monitor_variables(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     known = set(re.findall(r"`([A-Z0-9_]+)`", text))
     for setting in settings.FAILURES:

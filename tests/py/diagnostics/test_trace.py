@@ -35,7 +35,7 @@ def first(dumps, **how):
 # ---- verdicts
 
 
-def test_missing_rank_has_its_last_call():
+def test_trace_names_the_last_call_of_a_missing_rank():
     def calls(rank):
         yield entry(0, WORLD, "all_reduce", 1, line=10)
         yield entry(1, WORLD, "broadcast", 2, line=17, state="completed")
@@ -50,7 +50,7 @@ def test_missing_rank_has_its_last_call():
     )
 
 
-def test_call_sites_include_the_first_different_frame():
+def test_trace_shows_call_sites_up_to_the_first_different_frame():
     def call(rank, op, caller):
         stack = trace_dumps.frames(3, "helper", "/p/util.py")[:2] + trace_dumps.frames(caller, "main", "/p/a.py")[1:]
         return [entry(0, WORLD, op, 1, state="started", frames=stack)]
@@ -61,7 +61,7 @@ def test_call_sites_include_the_first_different_frame():
     assert "rank 2 calls broadcast at util.py:3 in helper(), called from a.py:9 in main()" in verdict.text
 
 
-def test_files_with_the_same_name_are_distinguished():
+def test_trace_distinguishes_files_with_the_same_name():
     def call(file):
         return [entry(0, WORLD, "barrier", 1, sizes=([], []), frames=trace_dumps.frames(3, "f", file), state="started")]
 
@@ -69,7 +69,7 @@ def test_files_with_the_same_name_are_distinguished():
     assert sites == {0: "one/a.py:3 in f()", 1: "two/a.py:3 in f()", 2: "b.py:3 in f()"}
 
 
-def test_missing_call_and_additional_call_are_distinguished():
+def test_trace_distinguishes_a_missing_from_an_additional_call():
     ops = ["all_reduce", "broadcast", "barrier", "reduce"]
 
     def calls(names):
@@ -82,7 +82,7 @@ def test_missing_call_and_additional_call_are_distinguished():
     assert "It looks as if rank 1 has called one scatter too many" in verdict.text
 
 
-def test_rank_with_a_wrong_root_is_found():
+def test_trace_names_a_rank_that_called_with_another_root():
     def gather(i, is_root):
         outputs = [[3, 4]] if is_root else []
         return [entry(0, WORLD, "gather", 1, sizes=([[4]], outputs), state="started")]
@@ -93,7 +93,7 @@ def test_rank_with_a_wrong_root_is_found():
     assert trace.analyse(three(gather(0, True), gather(1, False), gather(2, False))).verdicts[0].kind != "wrong_root"
 
 
-def test_uneven_parts_match():
+def test_trace_accepts_parts_of_uneven_sizes():
     counts = [1, 5, 2]
 
     def calls(rank, op, parts, own):
@@ -112,7 +112,7 @@ def test_uneven_parts_match():
         assert [(v.kind, v.culprits) for v in all_of(op, 1).problems] == [("wrong_size", [1])]
 
 
-def test_wrong_all_to_all_sizes_are_found_by_parts_and_by_totals():
+def test_trace_finds_wrong_all_to_all_sizes_by_parts_and_by_totals():
     sends = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
     def calls(rank, wrong):
@@ -126,7 +126,7 @@ def test_wrong_all_to_all_sizes_are_found_by_parts_and_by_totals():
     assert [(v.kind, v.culprits) for v in trace.analyse(three(*totals)).problems] == [("wrong_size", [1])]
 
 
-def test_different_shapes_of_the_same_size_match():
+def test_trace_accepts_different_shapes_of_the_same_size():
     analysis = trace.analyse(
         three(*([entry(0, WORLD, "all_reduce", 1, sizes=(shape, shape))] for shape in ([[6]], [[2, 3]], [[6]])))
     )
@@ -134,7 +134,7 @@ def test_different_shapes_of_the_same_size_match():
     assert analysis.exit_status == 0
 
 
-def test_slow_completed_call_is_a_note():
+def test_trace_reports_a_slow_completed_call_as_a_note():
     def calls(late):
         early = entry(0, WORLD, "barrier", 1, sizes=([], []), created=START)
         done = START + 20 * SECOND
@@ -147,26 +147,26 @@ def test_slow_completed_call_is_a_note():
     assert not trace.analyse(three(calls(0), calls(0), calls(12_400_000_000)), slow_s=13).verdicts
 
 
-def test_rank_in_a_pending_call_is_slow():
+def test_trace_reports_a_rank_that_is_in_an_earlier_call_as_slow():
     states = ["completed", "completed", "started"]
     verdict = first(three(*([entry(0, WORLD, "all_reduce", 1, state=state)] for state in states)))
     assert (verdict.kind, verdict.culprits) == ("slow_rank", [2])
     assert "still in all_reduce #1" in verdict.text
 
 
-def test_calls_in_progress_are_no_fault():
+def test_trace_reports_no_fault_if_all_ranks_are_in_the_same_call():
     verdict = first(three(*([entry(0, WORLD, "all_reduce", 1, state="started")] for _ in range(3))))
     assert (verdict.kind, verdict.culprits) == ("stuck", [0, 1, 2])
     assert "nothing disagrees" in verdict.text
 
 
-def test_failed_calls_have_their_error():
+def test_trace_shows_the_error_of_a_failed_call():
     made = [[entry(0, WORLD, "all_reduce", 1, state="started", retired=True, error="connection lost")] for _ in range(3)]
     verdict = first(three(*made))
     assert verdict.kind == "failed" and "on ranks 0 to 2: connection lost" in verdict.text
 
 
-def test_rank_without_a_dump_is_dead():
+def test_trace_reports_a_rank_without_a_dump_as_dead():
     dumps = three(*([entry(0, WORLD, "all_reduce", 1, state="started")] for _ in range(3)))
     del dumps[1]
     analysis = trace.analyse(dumps)
@@ -177,7 +177,7 @@ def test_rank_without_a_dump_is_dead():
     assert [(v.kind, v.culprits) for v in trace.analyse(done)] == [("dead_rank", [1])]
 
 
-def test_older_dump_is_no_missing_rank():
+def test_trace_does_not_report_a_rank_with_an_older_dump_as_missing():
     def calls(count):
         return [entry(i, WORLD, "all_reduce", i + 1) for i in range(count)]
 
@@ -185,7 +185,7 @@ def test_older_dump_is_no_missing_rank():
     assert (verdict.kind, verdict.culprits, verdict.is_problem) == ("old_dump", [2], False)
 
 
-def test_buffers_may_begin_at_different_calls():
+def test_dumps_of_a_trace_may_begin_at_different_calls():
     def calls(begin, end):
         return [entry(i, WORLD, "all_reduce", i + 1, state="completed" if i < 40 else "started") for i in range(begin, end)]
 
@@ -195,7 +195,7 @@ def test_buffers_may_begin_at_different_calls():
     assert analysis.case.groups[0].matched == list(range(1, 41))
 
 
-def test_dump_may_have_only_active_calls():
+def test_dumps_of_a_trace_may_have_only_active_calls():
     content = three(
         *([entry(i, WORLD, "all_reduce", i + 1, state="completed" if i < 4 else "started") for i in range(5)] for _ in range(3))
     )
@@ -206,7 +206,7 @@ def test_dump_may_have_only_active_calls():
     assert [v.kind for v in trace.analyse(content)] == ["stuck"]
 
 
-def test_cause_is_reported_before_its_consequence():
+def test_trace_reports_a_cause_before_its_consequence():
     """Rank 1 waits for rank 2 in one group, so rank 0 waits for rank 1 in another: the verdict must
     name the cause first."""
     left, right = Group("1", "left", [0, 1]), Group("2", "right", [1, 2])
@@ -221,7 +221,7 @@ def test_cause_is_reported_before_its_consequence():
     assert 'it is in broadcast #1 of group "2" (right) (train.py:77 in step())' in causes[1].text
 
 
-def test_circle_of_waiting_ranks_is_found():
+def test_trace_finds_ranks_that_wait_for_each_other_in_a_circle():
     left, right = Group("1", "left", [0, 1]), Group("2", "right", [0, 1])
     dumps = {
         0: dump([left, right], [entry(0, left, "all_reduce", 1, state="started")]),
@@ -232,7 +232,7 @@ def test_circle_of_waiting_ranks_is_found():
     assert "One more problem follows from this." in analysis.summary
 
 
-def test_ranks_that_disagree_on_members_are_found():
+def test_trace_finds_ranks_that_disagree_on_the_members_of_a_group():
     of_two, of_three = Group("5", "g", [0, 1]), Group("5", "g", [0, 1, 2])
     made = [entry(0, of_two, "all_reduce", 1, state="started")]
     dumps = {0: dump([of_two], made), 1: dump([of_three], made), 2: dump([of_three], made)}
@@ -247,18 +247,18 @@ def message(record, label, count=4, state="started", **more):
     return entry(record, WORLD, label, 0, sizes=sizes, state=state, **more)
 
 
-def test_matching_messages_are_no_problem():
+def test_trace_accepts_matching_messages():
     done = three([message(0, "send 0->1", state="completed")], [message(0, "recv 1<-0", state="completed")], [])
     assert not trace.analyse(done).verdicts
 
 
-def test_recv_without_send_blames_the_sender():
+def test_trace_blames_the_sender_for_a_recv_without_a_send():
     verdict = first(three([], [message(0, "recv 1<-0", line=33)], []))
     assert (verdict.kind, verdict.culprits, verdict.others) == ("unmatched_recv", [0], [1])
     assert "rank 0 has not called the send" in verdict.text and "train.py:33" in verdict.text
 
 
-def test_send_without_recv_blames_the_receiver():
+def test_trace_blames_the_receiver_for_a_send_without_a_recv():
     verdict = first(three([message(0, "send 0->2")], [], []))
     assert (verdict.kind, verdict.culprits, verdict.others, verdict.is_problem) == ("unmatched_send", [2], [0], True)
     assert not first(three([message(0, "send 0->2", state="completed")], [], [])).is_problem
@@ -266,7 +266,7 @@ def test_send_without_recv_blames_the_receiver():
     assert not trace.analyse(taken).verdicts
 
 
-def test_messages_of_different_sizes_are_found():
+def test_trace_finds_messages_of_different_sizes():
     verdict = first(three([message(0, "send 0->1", 4)], [message(0, "recv 1<-0", 5)], []))
     assert (verdict.kind, verdict.culprits) == ("wrong_size", [1])
     assert "Float[4]" in verdict.text and "Float[5]" in verdict.text
@@ -278,13 +278,13 @@ def test_messages_of_different_sizes_are_found():
     assert not trace.analyse(swapped).verdicts, "messages with tags may be received in another order"
 
 
-def test_ranks_of_messages_are_relative_to_the_group():
+def test_trace_reads_ranks_of_messages_relative_to_their_group():
     group = Group("3", "pair", [2, 5])
     dumps = {2: dump([group], [entry(0, group, "recv 0<-1", 0, sizes=([], [[4]]), state="started")]), 5: dump([group], [])}
     assert "from rank 5" in first(dumps).text
 
 
-def test_rank_in_a_recv_is_missing_in_a_collective():
+def test_trace_names_a_rank_in_a_recv_as_missing_in_a_collective():
     dumps = three(
         [entry(0, WORLD, "all_reduce", 1, state="started")],
         [entry(0, WORLD, "all_reduce", 1, state="started")],
@@ -294,7 +294,7 @@ def test_rank_in_a_recv_is_missing_in_a_collective():
     assert analysis.verdicts[0].text.startswith("Ranks 0 and 2 wait for each other in a circle.")
 
 
-def test_coalesced_messages_are_no_collective():
+def test_trace_does_not_take_coalesced_messages_for_a_collective():
     def block(*messages):
         end = entry(len(messages), WORLD, "coalesced", 1, sizes=([], []))
         return [*messages, end]
@@ -308,7 +308,7 @@ def test_coalesced_messages_are_no_collective():
     assert "all_reduce #1" in trace.analyse(three(alone, stuck, stuck)).text(3)
 
 
-def test_wrong_operation_in_a_coalesced_block_is_found():
+def test_trace_finds_a_wrong_operation_in_a_coalesced_block():
     def block(*ops):
         made = [entry(i, WORLD, op, 1, state="started") for i, op in enumerate(ops)]
         return [*made, entry(len(ops), WORLD, "allreduce_coalesced", 1, state="started")]
@@ -320,7 +320,7 @@ def test_wrong_operation_in_a_coalesced_block_is_found():
 # ---- clocks
 
 
-def test_clocks_are_compared_and_corrected():
+def test_trace_corrects_differences_between_the_clocks_of_hosts():
     ahead = [0, 7 * SECOND, -90 * SECOND]
 
     def calls(rank):
@@ -338,7 +338,7 @@ def test_clocks_are_compared_and_corrected():
 # ---- reading
 
 
-def test_dumps_are_found_by_their_file_names(tmp_path):
+def test_trace_finds_dumps_by_their_file_names(tmp_path):
     dumps = three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3)))
     trace_dumps.write(tmp_path, dumps, "nccl_trace_rank_")
     (tmp_path / "notes2.txt").write_text("no dump")
@@ -352,7 +352,7 @@ def test_dumps_are_found_by_their_file_names(tmp_path):
     assert sorted(trace.analyse(tmp_path / "digits", prefix="run1_7").case.dumps) == [0, 1, 2]
 
 
-def test_format_is_detected_by_content(tmp_path):
+def test_trace_detects_the_format_of_a_dump_by_its_content(tmp_path):
     dumps = three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3)))
     trace_dumps.write(tmp_path, dumps, as_json=(1,))
     assert trace.analyse(tmp_path).exit_status == 0
@@ -384,7 +384,7 @@ class Malicious:
     ],
     ids=range(14),
 )
-def test_other_bytes_are_rejected(tmp_path, data, says):
+def test_trace_rejects_files_that_are_no_dumps(tmp_path, data, says):
     trace_dumps.write(tmp_path, {0: data})
     with pytest.raises(trace.DumpError) as caught:
         trace.analyse(tmp_path)
@@ -407,7 +407,7 @@ def test_other_bytes_are_rejected(tmp_path, data, says):
         ("input_dtypes", [None], "entries[1].input_dtypes[0]: expected text, got None"),
     ],
 )
-def test_malformed_fields_are_rejected(tmp_path, field, value, says):
+def test_trace_rejects_dumps_with_malformed_fields(tmp_path, field, value, says):
     dumps = three(*([entry(0, WORLD, "all_reduce", 1), entry(1, WORLD, "all_reduce", 2)] for _ in range(3)))
     dumps[1]["entries"][1][field] = value
     trace_dumps.write(tmp_path, dumps)
@@ -418,14 +418,14 @@ def test_malformed_fields_are_rejected(tmp_path, field, value, says):
 
 
 @pytest.mark.parametrize("ranks", ["[0, 1", "[0, 0]", "[-1]", '["a"]', "{}", 7, "[" * 100_000])
-def test_malformed_members_are_rejected(ranks):
+def test_trace_rejects_dumps_with_malformed_group_members(ranks):
     bad = dump([WORLD], [])
     bad["pg_config"]["0"]["ranks"] = ranks
     with pytest.raises(trace.DumpError, match=r"pg_config\['0'\]\.ranks"):
         trace.analyse([bad])
 
 
-def test_small_file_with_many_values_is_rejected(monkeypatch):
+def test_trace_rejects_a_small_file_that_unpacks_to_many_values(monkeypatch):
     monkeypatch.setattr(read, "MAX_ITEMS", 10_000)
     shape = [1] * 100
     bad = dump([WORLD], [entry(0, WORLD, "all_reduce", 1, sizes=([shape] * 200, []))])
@@ -433,7 +433,7 @@ def test_small_file_with_many_values_is_rejected(monkeypatch):
         trace.analyse([pickle.dumps(bad)])
 
 
-def test_truncated_dumps_are_rejected(tmp_path):
+def test_trace_rejects_truncated_dumps(tmp_path):
     """Every truncated dump must raise DumpError."""
     data = pickle.dumps(dump([WORLD], [entry(0, WORLD, "all_reduce", 1)]), 2)
     for size in range(len(data)):
@@ -443,7 +443,7 @@ def test_truncated_dumps_are_rejected(tmp_path):
     assert len(trace.analyse([data]).case.dumps) == 1
 
 
-def test_changed_bytes_are_rejected_or_read():
+def test_trace_rejects_or_reads_dumps_with_changed_bytes():
     good = pickle.dumps(dump([WORLD], [entry(0, WORLD, "all_reduce", 1)]), 2)
     for position in range(len(good)):
         bad = bytearray(good)
@@ -473,7 +473,7 @@ for name, data in ("a_0", c10d._dump_fr_trace()), ("b_0", c10d._dump_fr_trace_js
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's recorder")
-def test_dumps_of_torch_are_read(tmp_path):
+def test_trace_reads_dumps_of_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", TORCH_PROGRAM, tmp_path], capture_output=True, text=True, timeout=60)
     if "has no attribute '_dump_fr_trace" in done.stderr:
         pytest.skip("this torch records nothing of Gloo")
@@ -490,7 +490,7 @@ def test_dumps_of_torch_are_read(tmp_path):
 # ---- the command
 
 
-def test_empty_or_missing_folder_is_an_error(tmp_path):
+def test_trace_of_an_empty_or_missing_folder_is_an_error(tmp_path):
     code, out, err = run(tmp_path)
     assert (code, out) == (2, "") and "the folder is empty; dumps are files named PREFIX followed by the rank" in err
     code, _, err = run(tmp_path / "none")
@@ -499,14 +499,14 @@ def test_empty_or_missing_folder_is_an_error(tmp_path):
     assert "no dumps here: of 1 file none" in run(tmp_path)[2]
 
 
-def test_version_and_help_are_printed():
+def test_trace_command_prints_its_version_and_help():
     assert run("--version")[:2] == (0, f"dldist {dldist.__version__}\n")
     code, out, _ = run("--help")
     assert code == 0 and "exit status: 0 all matched and done, 1 a problem was found, 2 dumps could not be read" in out
     assert run("--slow", "x", ".")[0] == 2 and run("-n", "0", ".")[0] == 2
 
 
-def test_report_of_a_hang_names_the_missing_rank(tmp_path):
+def test_trace_report_of_a_hang_names_the_missing_rank(tmp_path):
     def calls(rank):
         for i in range(3):
             yield entry(i, WORLD, "all_reduce", i + 1)
@@ -573,7 +573,7 @@ def check_timeline(document):
     return slices, flows, names
 
 
-def test_timeline_has_the_calls_of_all_ranks():
+def test_trace_timeline_has_the_calls_of_all_ranks():
     def calls(rank):
         yield entry(0, WORLD, "all_reduce", 1, created=START + rank * 1000)
         yield entry(1, WORLD, "barrier", 2, sizes=([], []), created=START + 2 * SECOND, state="started")
@@ -597,14 +597,14 @@ def test_timeline_has_the_calls_of_all_ranks():
     assert sorted(len(events) for events in flows.values()) == [2, 3, 3, 3]
 
 
-def test_timeline_of_any_program_is_valid():
+def test_trace_timeline_of_any_program_is_valid():
     for seed in range(10):
         for fault in trace_dumps.FAULTS:
             case = trace_dumps.make_faulty_dumps(fault, 2 + seed % 5, seed, keep=None if seed % 2 else 9)
             check_timeline(trace.analyse(case.dumps).timeline())
 
 
-def test_closed_output_pipe_prints_no_traceback(tmp_path):
+def test_trace_command_prints_no_traceback_for_a_closed_output_pipe(tmp_path):
     trace_dumps.write(tmp_path, three(*([entry(0, WORLD, "all_reduce", 1)] for _ in range(3))))
     reader, writer = os.pipe()
     os.close(reader)

@@ -35,7 +35,7 @@ def check(case, analysis):
 @pytest.mark.parametrize("keep", [None, 12], ids=["all", "ring of 12"])
 @pytest.mark.parametrize("world", range(2, 9))
 @pytest.mark.parametrize("fault", trace_dumps.FAULTS)
-def test_injected_fault_is_named(fault, world, keep):
+def test_trace_names_the_fault_injected_into_a_random_program(fault, world, keep):
     for seed in range(SEEDS):
         case = trace_dumps.make_faulty_dumps(fault, world, seed, keep=keep)
         analysis = trace.analyse(case.dumps)
@@ -45,7 +45,7 @@ def test_injected_fault_is_named(fault, world, keep):
             raise AssertionError(f"seed {seed}, rank {case.faulty_rank}, {case.group} #{case.seq}\n{analysis.text(8)}") from error
 
 
-def test_order_of_dumps_does_not_matter():
+def test_trace_does_not_depend_on_the_order_of_dumps():
     for seed in range(20):
         case = trace_dumps.make_faulty_dumps("wrong_op", 5, seed)
         ranks = list(case.dumps)
@@ -54,7 +54,7 @@ def test_order_of_dumps_does_not_matter():
         assert trace.analyse(shuffled).text() == trace.analyse(case.dumps).text()
 
 
-def test_clocks_of_programs_are_estimated():
+def test_trace_estimates_the_clock_differences_of_random_programs():
     for seed in range(20):
         case = trace_dumps.make_faulty_dumps("none", 4, seed, several=False)
         clocks = trace.analyse(case.dumps).case.clocks
@@ -64,7 +64,7 @@ def test_clocks_of_programs_are_estimated():
 
 @pytest.mark.deadline(110)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
-def test_torchs_analyser_agrees(tmp_path):
+def test_torchs_trace_analyser_agrees_on_random_programs(tmp_path):
     cases = []
     for fault in trace_dumps.FAULTS:
         if fault == "dead_rank":

@@ -53,7 +53,7 @@ def dldist_analysis(folder):
     return trace.analyse(folder, slow_s=trace_workers.LATE_S / 2)
 
 
-def test_program_without_a_fault_has_no_verdict(folder):
+def test_trace_of_a_program_without_a_fault_reports_no_problem(folder):
     analysis = trace.analyse(folder / "none", slow_s=20)  # no rank is late on purpose
     assert not analysis.verdicts, analysis.text(8)
     assert analysis.exit_status == 0
@@ -62,7 +62,7 @@ def test_program_without_a_fault_has_no_verdict(folder):
 
 
 @pytest.mark.parametrize("fault", HANGS)
-def test_verdict_names_the_fault_and_its_rank(folder, fault):
+def test_trace_of_a_faulty_program_names_the_fault_and_its_rank(folder, fault):
     analysis = dldist_analysis(folder / fault)
     first = analysis.verdicts[0]
     assert (first.kind, first.culprits, first.seq) == (fault, [FAULTY_RANK], SEQ), analysis.text(8)
@@ -73,7 +73,7 @@ def test_verdict_names_the_fault_and_its_rank(folder, fault):
     assert analysis.exit_status == (0 if fault == "slow_rank" else 1)
 
 
-def test_call_sites_of_ranks_that_disagree_are_named(folder):
+def test_trace_names_the_call_sites_of_ranks_that_disagree(folder):
     sites = dldist_analysis(folder / "wrong_op").verdicts[0].sites
     assert sites[0] == sites[1] != sites[FAULTY_RANK]
     assert sites[0].endswith(" in average()") and sites[FAULTY_RANK].endswith(" in collect()")
@@ -82,7 +82,7 @@ def test_call_sites_of_ranks_that_disagree_are_named(folder):
 
 @needs_torch
 @pytest.mark.parametrize("fault", HANGS)
-def test_torchs_analyser_agrees(folder, torch_verdicts, fault):
+def test_torchs_trace_analyser_agrees_on_the_fault(folder, torch_verdicts, fault):
     """Class, collective and ranks must be equal. For a slow rank both report a full match, but
     dldist also names the late rank."""
     torch_verdict, first = torch_verdicts[fault], dldist_analysis(folder / fault).verdicts[0]
@@ -95,5 +95,5 @@ def test_torchs_analyser_agrees(folder, torch_verdicts, fault):
 
 
 @needs_torch
-def test_torchs_analyser_finds_no_fault(torch_verdicts):
+def test_torchs_trace_analyser_finds_no_fault_in_a_correct_program(torch_verdicts):
     assert torch_verdicts["none"]["state"] == "FULLY_MATCHED"

@@ -122,7 +122,7 @@ REQUESTS = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: " ".join(str(part)[:40] for part in request))
-def test_answers_match_torchs(both, request_):
+def test_answers_of_the_worker_server_match_torchs(both, request_):
     dldist_answer, torch_answer = (send_request(path, *request_) for path in both)
     assert dldist_answer == torch_answer
 
@@ -137,13 +137,13 @@ RAW = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize("data", RAW)
-def test_bytes_of_responses_match_torchs(both, data):
+def test_bytes_of_worker_server_responses_match_torchs(both, data):
     lines = [sorted(raw(path, data).split(b"\r\n")) for path in both]
     assert lines[0] == lines[1]
 
 
 @pytest.mark.torch
-def test_pages_and_handlers_match_torchs(both):
+def test_pages_and_handlers_of_the_worker_server_match_torchs(both):
     import re
 
     for method in ("GET", "HEAD"):
@@ -162,7 +162,7 @@ def test_pages_and_handlers_match_torchs(both):
 
 
 @pytest.mark.torch
-def test_torchs_debug_client_reads_dldist_servers():
+def test_torchs_debug_client_can_read_worker_servers_of_dldist():
     """torch's debug server must be able to fetch from all ranks, with its own function, from a
     dldist server over TCP."""
     pytest.importorskip("jinja2")
@@ -192,7 +192,7 @@ with dldist.World(dldist.HashStore(), 0, 1) as world:
 
 
 @pytest.mark.torch
-def test_torchs_debug_pages_read_dldist_dumps(monkeypatch):
+def test_torchs_debug_pages_can_read_dumps_of_dldist(monkeypatch):
     """torch's debug server must build its table of groups and collectives from all responses."""
     pytest.importorskip("jinja2")
     # draws tables, which are not checked
@@ -208,7 +208,7 @@ def test_torchs_debug_pages_read_dldist_dumps(monkeypatch):
 # ---- handlers
 
 
-def test_handlers_are_registered_and_found_by_name():
+def test_handlers_of_the_worker_server_are_registered_and_found_by_name():
     assert {"c10d_health_check", "ping", "dump_traceback", "fr_trace_json", "wait_counter_values", "pyspy_dump"} <= set(control.handler_names())
     with pytest.raises(ValueError, match="Handler ping already registered"):
         control.register_handler("ping", control.get_handler("ping"))
@@ -218,7 +218,7 @@ def test_handlers_are_registered_and_found_by_name():
         distributed_c10d._register_handler("five", 5)
 
 
-def test_handler_accepts_another_request_class():
+def test_handler_of_the_worker_server_accepts_torch_requests_and_responses():
     received = []
 
     class Mine(distributed_c10d._Response):
@@ -232,18 +232,18 @@ def test_handler_accepts_another_request_class():
 
 
 @pytest.mark.parametrize("query", ["action=status&status=99", "action=status&status=600"])
-def test_wrong_status_is_the_handlers_error(path, query):
+def test_wrong_status_set_by_a_handler_is_a_server_error(path, query):
     status, _, _, content = send_request(path, "POST", f"/handler/case?{query}")
     assert status == 500 and b"200 to 599" in content
 
 
-def test_wrong_content_type_is_the_handlers_error():
+def test_wrong_content_type_set_by_a_handler_is_a_server_error():
     for content in (5, None):
         with pytest.raises(TypeError):
             handlers.BufferedResponse().set_content(content, "text/plain")
 
 
-def test_flight_recorder_handler_returns_entries(path):
+def test_handler_for_the_flight_recorder_returns_its_entries(path):
     world = dldist.World(dldist.HashStore(), 0, 1)
     world.barrier()
     trace = json.loads(send_request(path, "POST", "/handler/fr_trace_json")[3])
@@ -251,7 +251,7 @@ def test_flight_recorder_handler_returns_entries(path):
     assert any("barrier" in entry["profiling_name"] for entry in trace["entries"])
 
 
-def test_pyspy_handler_runs_py_spy_on_the_process(path, tmp_path, monkeypatch):
+def test_handler_for_py_spy_runs_it_on_the_process(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     status, _, _, content = send_request(path, "POST", "/handler/pyspy_dump")
     assert status == 500 and b"py-spy: not found" in content
@@ -270,7 +270,7 @@ class NoText(Exception):
 @pytest.mark.parametrize(
     ("error", "words"), [(ValueError("\ud800"), rb"ValueError: \ud800"), (NoText(), b"NoText: no text"), (SystemExit(3), b": 3")]
 )
-def test_exception_of_a_handler_is_a_response(path, error, words):
+def test_exception_of_a_handler_is_returned_as_a_response(path, error, words):
     def fail(request, response):
         raise error
 
@@ -284,7 +284,7 @@ def test_exception_of_a_handler_is_a_response(path, error, words):
 # ---- access control
 
 
-def test_secret_is_required_over_tcp():
+def test_worker_server_over_tcp_requires_the_secret():
     with control.serve(secret=SECRET) as server:
         for shown in (None, "Bearer", "Bearer x", f"Bearer {SECRET}", f"Bearer {control.token('other')}"):
             status, content = request_tcp(server, headers={"Authorization": shown} if shown else None)
@@ -292,7 +292,7 @@ def test_secret_is_required_over_tcp():
         assert request_tcp(server, headers={"Authorization": f"Bearer {control.token(SECRET)}"}) == (200, b"pong")
 
 
-def test_secret_of_the_environment_is_required(monkeypatch):
+def test_worker_server_requires_the_secret_of_the_environment(monkeypatch):
     monkeypatch.setenv("DLDIST_SECRET", SECRET)
     server = distributed_c10d._WorkerServer("127.0.0.1", 0)
     assert request_tcp(server)[0] == 401
@@ -300,7 +300,7 @@ def test_secret_of_the_environment_is_required(monkeypatch):
     server.shutdown()
 
 
-def test_host_name_is_resolved():
+def test_host_name_of_the_worker_server_is_resolved():
     with pytest.raises(ValueError, match="expected a loopback address"):
         control.serve(host="0.0.0.0", secret="")
     for choice in ({"anyone": True, "secret": ""}, {"secret": SECRET}):
@@ -308,14 +308,14 @@ def test_host_name_is_resolved():
             assert server.port
 
 
-def test_server_listens_on_all_addresses():
+def test_worker_server_can_listen_on_all_addresses():
     """A server made like torch's debug server must be reachable over both address families."""
     server = distributed_c10d._WorkerServer("::", 0)
     assert request_tcp(server) == (200, b"pong")
     server.shutdown()
 
 
-def test_requests_of_browsers_are_rejected(path):
+def test_worker_server_rejects_requests_of_web_pages(path):
     assert send_request(path, "POST", "/handler/ping", None, {"Origin": "http://elsewhere"})[0] == 403
 
 
@@ -333,11 +333,11 @@ def test_requests_of_browsers_are_rejected(path):
         (b"GET /\r\n\r\n", 400),
     ],
 )
-def test_requests_over_a_limit_are_rejected(path, data, status):
+def test_worker_server_rejects_requests_over_a_size_limit(path, data, status):
     assert raw(path, data).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_slow_request_has_a_deadline(path, monkeypatch):
+def test_slow_request_to_the_worker_server_has_a_deadline(path, monkeypatch):
     monkeypatch.setattr(connection, "REQUEST_S", 0.5)
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
@@ -355,7 +355,7 @@ def test_slow_request_has_a_deadline(path, monkeypatch):
         assert received.startswith(b"HTTP/1.1 408 ")
 
 
-def test_slow_clients_do_not_delay_others(path):
+def test_slow_clients_of_the_worker_server_do_not_delay_others(path):
     slow = [socket.socket(socket.AF_UNIX) for _ in range(2 * control_server.CONNECTIONS)]
     for client in slow:
         client.settimeout(20)
@@ -367,7 +367,7 @@ def test_slow_clients_do_not_delay_others(path):
         client.close()
 
 
-def test_connection_over_the_limit_is_closed(path):
+def test_connection_over_the_limit_of_the_worker_server_is_closed(path):
     """A connection over the limit must be closed immediately, without a thread, and the server stay
     usable."""
     may_end = threading.Event()
@@ -389,7 +389,7 @@ def test_connection_over_the_limit_is_closed(path):
     assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
 
 
-def test_slow_handler_does_not_delay_others(path):
+def test_slow_handler_of_the_worker_server_does_not_delay_others(path):
     going, may_end = threading.Event(), threading.Event()
     control.register_handler("slow", lambda request, response: (going.set(), may_end.wait(20)))
     thread = threading.Thread(target=send_request, args=(path, "POST", "/handler/slow"))
@@ -401,12 +401,12 @@ def test_slow_handler_does_not_delay_others(path):
     assert not thread.is_alive()
 
 
-def test_connection_serves_thirty_requests(path):
+def test_one_connection_to_the_worker_server_serves_thirty_requests(path):
     request = b"POST /handler/ping HTTP/1.1\r\n\r\n"
     assert raw(path, request * 40).count(b"pong") == connection.REQUESTS
 
 
-def test_server_survives_fuzzed_requests(tmp_path, monkeypatch):
+def test_worker_server_keeps_serving_after_fuzzed_requests(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(TESTS / "fuzz"))
     monkeypatch.chdir(tmp_path)
     import fuzz_control
@@ -417,7 +417,7 @@ def test_server_survives_fuzzed_requests(tmp_path, monkeypatch):
 # ---- start and end
 
 
-def test_the_socket_is_private_and_removed(tmp_path):
+def test_unix_socket_of_the_worker_server_is_private_and_removed_at_the_end(tmp_path):
     path = tmp_path / "socket"
     server = control.serve(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -429,7 +429,7 @@ def test_the_socket_is_private_and_removed(tmp_path):
 
 
 @pytest.mark.parametrize("where", [("/nonexistent/x",), ("x" * 200,), ("nohost.invalid", 0), ("localhost", -2), ("localhost", 70000)])
-def test_unusable_addresses_are_rejected(where):
+def test_worker_server_rejects_unusable_addresses(where):
     with pytest.raises(RuntimeError, match="Error binding to"):
         distributed_c10d._WorkerServer(*where)
 
@@ -440,14 +440,14 @@ def run(code, **env):
     )
 
 
-def test_socket_is_removed_after_a_change_of_directory(tmp_path, monkeypatch):
+def test_unix_socket_with_a_relative_path_is_removed_even_after_chdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with control.serve("relative"):
         monkeypatch.chdir("/")
     assert not os.listdir(tmp_path)
 
 
-def test_worker_main_serves_only_during_its_function(tmp_path):
+def test_worker_server_runs_only_during_the_function_of_worker_main(tmp_path):
     path = str(tmp_path / "socket")
     code = """if True:
         import os, sys
@@ -462,13 +462,13 @@ def test_worker_main_serves_only_during_its_function(tmp_path):
     assert run(code, P=path).stdout == "False False\n"
 
 
-def test_process_exit_removes_the_socket(tmp_path):
+def test_process_exit_removes_the_unix_socket_of_the_worker_server(tmp_path):
     path = str(tmp_path / "socket")
     done = run(f"from dldist import control; server = control.serve({path!r})")
     assert done.returncode == 0 and not done.stderr and not os.path.exists(path)
 
 
-def test_forked_child_has_no_server(path):
+def test_forked_child_has_no_worker_server(path):
     """The child's exit must not affect the parent's socket or port."""
     child = os.fork()
     if child == 0:
@@ -484,7 +484,7 @@ def test_forked_child_has_no_server(path):
     assert send_request(path, "POST", "/handler/ping")[3] == b"pong"
 
 
-def test_closed_servers_leak_no_threads_or_descriptors(tmp_path):
+def test_closed_worker_servers_leak_no_threads_or_descriptors(tmp_path):
     def open_resources():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 

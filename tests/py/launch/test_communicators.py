@@ -45,16 +45,16 @@ def gather_ranks(comm, **options):
         return world.rank, world.size, world.name, world.all_gather_object(comm.rank)
 
 
-def test_world_has_the_ranks_of_the_communicator():
+def test_from_mpi_makes_a_world_with_the_ranks_of_the_communicator():
     results, _ = on_ranks(3, lambda comm: gather_ranks(comm, name="beside"))
     assert results == [(rank, 3, "beside", [0, 1, 2]) for rank in range(3)]
 
 
-def test_world_of_one_rank_needs_no_communication():
+def test_from_mpi_of_one_rank_needs_no_communication():
     assert gather_ranks(StoreComm(None, 0, 1)) == (0, 1, "default", [0])
 
 
-def test_store_is_only_for_ranks_that_received_the_secret(monkeypatch):
+def test_store_of_from_mpi_is_only_for_ranks_that_received_the_secret(monkeypatch):
     monkeypatch.setattr(communicators, "_last_secret", "")
     refused = []
 
@@ -75,13 +75,13 @@ def test_store_is_only_for_ranks_that_received_the_secret(monkeypatch):
     assert again.texts[-1].split("\n")[3] == secret, "a new secret would need another engine"
 
 
-def test_host_argument_of_rank_0_counts():
+def test_argument_host_of_rank_0_applies_to_all_ranks():
     results, comm = on_ranks(2, lambda comm: gather_ranks(comm, host="127.0.0.1" if comm.rank == 0 else None))
     assert [result[3] for result in results] == [[0, 1]] * 2
     assert comm.texts[-1].split("\n")[1] == "127.0.0.1"
 
 
-def test_failure_of_rank_0_is_raised_on_all_ranks(monkeypatch):
+def test_failure_of_rank_0_in_from_mpi_is_raised_on_all_ranks(monkeypatch):
     def fail(*_):
         raise dldist.DistNetworkError("no free port")
 
@@ -92,7 +92,7 @@ def test_failure_of_rank_0_is_raised_on_all_ranks(monkeypatch):
     assert str(results[1]) == "rank 0 failed to serve the store of the rendezvous: DistNetworkError: no free port"
 
 
-def test_missing_rank_is_named():
+def test_from_mpi_names_a_missing_rank():
     def call(comm):
         if comm.rank != 1:
             return gather_ranks(comm, connect_timeout=1)
@@ -129,14 +129,14 @@ class GroupOfTorch:
         (Inter(None, 0, 1), ValueError, "must be an intracommunicator, not an intercommunicator; pass comm.Merge()"),
     ],
 )
-def test_other_objects_are_refused(comm, error, text):
+def test_from_mpi_refuses_objects_that_are_no_communicator(comm, error, text):
     with pytest.raises(error) as caught:
         dldist.World.from_mpi(comm)
     assert str(caught.value).startswith("World.from_mpi(): argument 'comm' must ") and str(caught.value).endswith(text)
 
 
 @pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
-def test_ranks_of_several_hosts_meet_at_the_given_host(procs):
+def test_ranks_of_several_hosts_meet_at_the_host_given_to_from_mpi(procs):
     with netns.Hosts(2) as hosts:
         ranks = [
             hosts.start(procs, host, communicator_workers.meet, hosts.address(0), rank, 3, env={"DLDIST_SECRET": ""})
@@ -166,7 +166,7 @@ def launcher_of_mpi4py():
 
 
 @pytest.mark.deadline(LIMIT_S)
-def test_worlds_of_mpi4py_communicators():
+def test_from_mpi_works_with_mpi4py_communicators():
     launcher, reason = launcher_of_mpi4py()
     if launcher is None:
         pytest.skip(reason)
@@ -181,7 +181,7 @@ def test_worlds_of_mpi4py_communicators():
 @pytest.mark.torch
 @pytest.mark.deadline(LIMIT_S)
 @pytest.mark.parametrize("backend", ["gloo", "dldist"])
-def test_worlds_of_torch_groups(backend):
+def test_from_torch_works_with_torch_process_groups(backend):
     command = [sys.executable, "-m", "dldist.run", "-n", "4", str(PROGRAMS / "from_torch.py"), backend]
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr

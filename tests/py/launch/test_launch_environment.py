@@ -137,7 +137,7 @@ def environment(monkeypatch):
 
 
 @pytest.mark.parametrize("case", LAUNCHES)
-def test_launcher_is_recognised(case):
+def test_launcher_is_recognised_by_its_environment_variables(case):
     variables, expected = LAUNCHES[case]
     launch = launch_environment.detect(variables)
     names = "kind", "rank", "world_size", "local_rank", "local_size", "node_rank", "job", "master_addr", "master_port"
@@ -146,12 +146,12 @@ def test_launcher_is_recognised(case):
 
 
 @pytest.mark.parametrize("case", NO_LAUNCHES)
-def test_other_environments_are_no_launchers(case):
+def test_other_environments_are_not_taken_for_a_launcher(case):
     assert launch_environment.detect(NO_LAUNCHES[case]) is None
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_malformed_variable_is_named(case):
+def test_malformed_launcher_variable_is_named(case):
     variables, text = BAD[case]
     with pytest.raises(ValueError) as caught:
         launch_environment.detect(variables)
@@ -190,24 +190,24 @@ def test_local_rank_must_be_a_number():
         ("r[1-2]n[3,5]", ["r1n3", "r1n5", "r2n3", "r2n5"]),
     ],
 )
-def test_host_lists_are_expanded(text, hosts):
+def test_host_lists_of_slurm_are_expanded(text, hosts):
     assert list(launch_environment.expand_hosts(text)) == hosts
 
 
 @pytest.mark.parametrize("text", ["", ",", "a,,b", "a[1-2", "a]1", "a[]", "a[1-]", "a[x]", "a[-2]", "a[[1]]", "a[1]]"])
-def test_malformed_host_lists_are_rejected(text):
+def test_malformed_host_lists_of_slurm_are_rejected(text):
     with pytest.raises(ValueError):
         list(launch_environment.expand_hosts(text))
 
 
-def test_first_host_is_found_without_expanding_the_rest():
+def test_first_host_of_a_list_is_found_without_expanding_the_rest():
     assert next(launch_environment.expand_hosts("node[1-99999999999]")) == "node1"
 
 
 # ---- the meeting place on one host
 
 
-def test_launchers_directory_is_used_if_it_is_private(tmp_path):
+def test_temporary_directory_of_the_launcher_is_used_if_it_is_private(tmp_path):
     own = tmp_path / "own"
     own.mkdir(mode=0o700)
     environ = {"TMPDIR": str(tmp_path), "PMIX_SERVER_TMPDIR": str(own)}
@@ -218,7 +218,7 @@ def test_launchers_directory_is_used_if_it_is_private(tmp_path):
     assert os.stat(at).st_mode & 0o777 == 0o700
 
 
-def test_jobs_have_separate_files(tmp_path):
+def test_jobs_have_separate_rendezvous_files(tmp_path):
     environ = {"TMPDIR": str(tmp_path)}
     paths = [launch_environment.meeting_file(job, environ) for job in ("slurm 1.0 0", "slurm 1.1 0", "hydra 3 4")]
     assert len(set(paths)) == 3
@@ -252,7 +252,7 @@ def _owned_by_another_user(path, _elsewhere):
 
 
 @pytest.mark.parametrize("make", [_accessible_to_others, _link, _file, _owned_by_another_user])
-def test_shared_directory_is_rejected(tmp_path, make):
+def test_rendezvous_directory_that_others_can_write_is_rejected(tmp_path, make):
     path = tmp_path / f"dldist-{os.geteuid()}"
     text = make(path, tmp_path / "elsewhere")
     with pytest.raises(dldist.DistStoreError, match=f"rendezvous directory {path} is unusable: it {text}"):
@@ -269,13 +269,13 @@ def test_shared_directory_is_rejected(tmp_path, make):
         (OPENMPI | {"MASTER_ADDR": "x"}, "environment variable MASTER_PORT expected, but not set"),
     ],
 )
-def test_unknown_rendezvous_address_is_an_error(environment, variables, text):
+def test_launcher_without_a_known_rendezvous_address_is_an_error(environment, variables, text):
     environment(variables)
     with pytest.raises(ValueError, match=text):
         rendezvous.meet(timeout=1)
 
 
-def test_single_process_of_a_launcher_is_a_world_of_one(environment):
+def test_single_process_of_a_launcher_is_a_world_of_one_rank(environment):
     environment(MPICH | {"PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"})
     meeting = rendezvous.meet(timeout=5)
     assert (meeting.rank, meeting.world_size) == (0, 1)

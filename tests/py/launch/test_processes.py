@@ -40,7 +40,7 @@ def is_gone(pid):
     ("kill -KILL $$", -signal.SIGKILL, "killed by SIGKILL, possibly by the kernel, out of memory"),
     ("kill -40 $$", -40, "killed by <Unknown signal 40>"),
 ])
-def test_exit_code_is_described_in_words(start, command, code, words):
+def test_exit_code_of_a_child_is_described_in_words(start, command, code, words):
     child, _ = start(command)
     assert child.wait(20)
     assert child.code == code and processes.describe_exit(code) == words
@@ -54,14 +54,14 @@ def test_running_child_has_no_exit_code(start):
     child.close()  # a second call has no effect
 
 
-def test_child_reaped_by_its_library_has_an_exit_code(start):
+def test_child_that_another_library_has_reaped_has_an_exit_code(start):
     child, process = start("exit 5")
     process.wait(20)
     assert child.has_ended() and child.code == 5
     assert not child.send(signal.SIGTERM), "its number may be another's by now"
 
 
-def test_zombie_is_kept_for_the_session(start):
+def test_ended_child_is_not_reaped_while_processes_of_its_session_run(start):
     child, process = start("sleep 60 & echo $!; exit 0", start_new_session=True)
     grandchild = int(process.stdout.readline())
     assert child.wait(20) and thread_state(child.pid, child.pid) == "Z"
@@ -69,7 +69,7 @@ def test_zombie_is_kept_for_the_session(start):
     poll_until(lambda: is_gone(grandchild), description="end of the child's child")
 
 
-def test_send_does_not_signal_the_session(start):
+def test_signal_sent_to_a_child_is_not_sent_to_its_session(start):
     child, process = start("sleep 60 & echo $!; wait", start_new_session=True)
     grandchild = int(process.stdout.readline())
     assert child.send(signal.SIGTERM) and child.wait(20)
@@ -78,7 +78,7 @@ def test_send_does_not_signal_the_session(start):
     poll_until(lambda: is_gone(grandchild), description="end of the child's child")
 
 
-def test_end_terminates_before_it_kills(start):
+def test_ending_a_child_sends_sigterm_before_sigkill(start):
     cooperative, process = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
     ignoring, other = start("trap '' TERM; echo ready; while :; do sleep 0.01; done")
     assert process.stdout.readline() and other.stdout.readline()
@@ -90,7 +90,7 @@ def test_end_terminates_before_it_kills(start):
     assert ignoring.code == -signal.SIGKILL and 0.5 <= time.monotonic() - began < 10
 
 
-def test_child_dies_with_its_parent():
+def test_child_process_dies_with_its_parent():
     code = "import os, sys, time; from dldist._launch import processes; pid = os.getpid()\n"
     code += "if child := os.fork(): print(child, flush=True); sys.stdin.read(1); os._exit(0)\n"
     code += "processes.kill_on_exit_of(pid); time.sleep(60)"
@@ -101,7 +101,7 @@ def test_child_dies_with_its_parent():
     poll_until(lambda: is_gone(child), description="end of the child")
 
 
-def test_suite_handles_signals_inherited_as_ignored_or_blocked():
+def test_test_suite_works_with_signals_inherited_as_ignored_or_blocked():
     def prepare():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -98,7 +98,7 @@ AT_NEXT = {
 
 
 @pytest.mark.parametrize("case", AT_CALL)
-def test_wrong_call_raises_immediately(case):
+def test_rendezvous_with_wrong_arguments_raises_immediately(case):
     args, kind, text = AT_CALL[case]
     with pytest.raises(kind) as caught:
         rendezvous.rendezvous(*args)
@@ -107,7 +107,7 @@ def test_wrong_call_raises_immediately(case):
 
 
 @pytest.mark.parametrize("case", AT_NEXT)
-def test_wrong_fields_raise_when_the_store_is_requested(case):
+def test_rendezvous_url_with_wrong_fields_raises_when_the_store_is_requested(case):
     url, text = AT_NEXT[case]
     generator = rendezvous.rendezvous(url)
     with pytest.raises(ValueError) as caught:
@@ -116,7 +116,7 @@ def test_wrong_fields_raise_when_the_store_is_requested(case):
 
 
 @pytest.mark.parametrize("empty", [None, ""], ids=["unset", "empty"])
-def test_missing_variables_are_named_in_order(monkeypatch, empty):
+def test_missing_rendezvous_variables_are_named_in_order(monkeypatch, empty):
     for name, value in ENVIRONMENT.items():
         if empty is not None:
             monkeypatch.setenv(name, empty)
@@ -127,7 +127,7 @@ def test_missing_variables_are_named_in_order(monkeypatch, empty):
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
-def test_malformed_numbers_in_variables_are_named(monkeypatch, name):
+def test_malformed_numbers_in_rendezvous_variables_are_named(monkeypatch, name):
     for other, value in ENVIRONMENT.items():
         monkeypatch.setenv(other, value)
     monkeypatch.setenv(name, "x1")
@@ -135,14 +135,14 @@ def test_malformed_numbers_in_variables_are_named(monkeypatch, name):
         next(rendezvous.rendezvous("env://"))
 
 
-def test_port_of_the_environment_must_be_valid(monkeypatch):
+def test_port_in_the_rendezvous_variables_must_be_valid(monkeypatch):
     for name, value in (ENVIRONMENT | {"MASTER_PORT": "70000"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="port must have value from 0 to 65535 but was 70000"):
         next(rendezvous.rendezvous("env://"))
 
 
-def test_arguments_take_precedence_over_the_environment(monkeypatch):
+def test_arguments_of_rendezvous_take_precedence_over_variables(monkeypatch):
     for name, value in (ENVIRONMENT | {"RANK": "7", "WORLD_SIZE": "9"}).items():
         monkeypatch.setenv(name, value)
     assert next(rendezvous.rendezvous("env://", 0, 1))[1:] == (0, 1)
@@ -150,7 +150,7 @@ def test_arguments_take_precedence_over_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "env", "file"])
-def test_generator_yields_one_store(monkeypatch, tmp_path, scheme):
+def test_rendezvous_generator_yields_one_store(monkeypatch, tmp_path, scheme):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     url = {"tcp": f"tcp://{LOOPBACK}:0?rank=0&world_size=1", "env": "env://"}.get(
@@ -167,19 +167,19 @@ def test_generator_yields_one_store(monkeypatch, tmp_path, scheme):
         next(generator)
 
 
-def test_url_may_be_bytes(tmp_path):
+def test_rendezvous_url_may_be_bytes(tmp_path):
     url = f"file://{tmp_path}/store?rank=0&world_size=1".encode()
     assert next(rendezvous.rendezvous(url))[1:] == (0, 1)
 
 
 @pytest.mark.parametrize(("query", "variable", "expected"), [("", "0", False), ("&use_libuv=1", "0", True), ("", "1", True)])
-def test_use_libuv_is_accepted(monkeypatch, query, variable, expected):
+def test_option_use_libuv_in_a_rendezvous_url_is_accepted(monkeypatch, query, variable, expected):
     monkeypatch.setenv("USE_LIBUV", variable)
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0?rank=0&world_size=1{query}"))[0]
     assert store.libuvBackend is expected
 
 
-def test_scheme_can_be_registered_once(monkeypatch):
+def test_url_scheme_can_be_registered_only_once(monkeypatch):
     monkeypatch.setattr(rendezvous, "_handlers", dict(rendezvous._handlers))
     seen = {}
 
@@ -225,7 +225,7 @@ class Options:
     init_method = "env://"
 
 
-def test_store_of_options_has_no_world_size(monkeypatch):
+def test_store_created_from_rpc_options_has_no_world_size(monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("WORLD_SIZE")
@@ -247,7 +247,7 @@ def agent(monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["env", "tcp"])
-def test_agents_store_is_used_by_all_ranks(agent, scheme):
+def test_store_of_torchruns_agent_is_used_by_all_ranks(agent, scheme):
     url = "env://" if scheme == "env" else f"tcp://{LOOPBACK}:{agent.port}"
     for rank in range(2):
         next(rendezvous.rendezvous(url, rank, 2))[0].set(f"from {rank}", "x")
@@ -255,7 +255,7 @@ def test_agents_store_is_used_by_all_ranks(agent, scheme):
 
 
 @pytest.mark.parametrize(("groups", "expected"), [(None, "/worker/attempt_3/key"), ("1", "/worker/attempt_3/key"), ("2", "key")])
-def test_attempts_of_an_agent_are_separate(agent, monkeypatch, groups, expected):
+def test_restarts_under_torchruns_agent_have_separate_keys(agent, monkeypatch, groups, expected):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     if groups:
         monkeypatch.setenv("GROUP_WORLD_SIZE", groups)
@@ -263,13 +263,13 @@ def test_attempts_of_an_agent_are_separate(agent, monkeypatch, groups, expected)
     assert agent.get(expected, timeout=5) == b"x"
 
 
-def test_rank_0_serves_an_address_other_than_the_agents(agent):
+def test_rank_0_serves_a_store_at_an_address_other_than_the_agents(agent):
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{reserve_port()}", 0, 1))[0]
     store.set("key", "x")
     assert agent.try_get("key") is None
 
 
-def test_agents_store_serves_repeated_rendezvous(agent, ranks):
+def test_store_of_torchruns_agent_serves_repeated_rendezvous(agent, ranks):
     def member(rank):
         sums = []
         for _ in range(3):
@@ -286,7 +286,7 @@ def test_agents_store_serves_repeated_rendezvous(agent, ranks):
 
 
 @pytest.mark.parametrize("way", ["argument", "query", "environment"])
-def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
+def test_rank_0_can_take_a_listening_socket_from_its_parent(monkeypatch, listener, way):
     at = listener.getsockname()[1]
     fd = listener.fileno()
     early = socket.create_connection((LOOPBACK, at))  # before the store exists
@@ -308,7 +308,7 @@ def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
     early.close()
 
 
-def test_concurrent_stores_share_the_server_of_one_listening_socket(listener):
+def test_stores_at_the_same_time_share_the_server_of_a_listening_socket(listener):
     url = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?rank=0&world_size=1&listen_fd={listener.fileno()}"
     before = fd_count()
     stores = [next(rendezvous.rendezvous(url))[0] for _ in range(3)]
@@ -318,7 +318,7 @@ def test_concurrent_stores_share_the_server_of_one_listening_socket(listener):
     wait_for_descriptors(before)
 
 
-def test_descriptor_of_another_port_is_rejected(listener):
+def test_inherited_listening_socket_of_another_port_is_rejected(listener):
     url = f"tcp://{LOOPBACK}:{reserve_port()}?rank=0&world_size=1&listen_fd={listener.fileno()}"
     before = fd_count()
     with pytest.raises(ValueError, match="expected to be bound to port"):
@@ -338,7 +338,7 @@ def test_addresses_of_this_machine_are_recognised(host, is_own):
     assert urls._is_own_address(host) is is_own
 
 
-def test_serving_a_store_imports_few_modules():
+def test_serving_a_rendezvous_store_imports_few_modules():
     """Imports must be few, because all other ranks wait for rank 0."""
     code = (
         "import sys, dldist; before = set(sys.modules)\n"
@@ -349,7 +349,7 @@ def test_serving_a_store_imports_few_modules():
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_server_listens_on_the_given_address_or_for_a_name_on_all(monkeypatch):
+def test_rendezvous_server_listens_on_its_address_if_local_and_else_on_all(monkeypatch):
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), 2)
@@ -410,7 +410,7 @@ def test_port_range_skips_another_job(taken_range):
 # ---- no settings
 
 
-def test_empty_environment_is_a_world_of_one():
+def test_environment_without_launcher_variables_is_a_world_of_one_rank():
     store, rank, world_size = next(rendezvous.auto())
     assert (type(store), rank, world_size) == (dldist.HashStore, 0, 1)
     assert next(rendezvous.auto(0, 1))[1:] == (0, 1)
@@ -430,7 +430,7 @@ def test_empty_environment_is_a_world_of_one():
         ({}, (1, 2), "MASTER_ADDR"),
     ],
 )
-def test_incomplete_environment_names_the_missing_variables(monkeypatch, variables, args, missing):
+def test_incomplete_launcher_environment_names_the_missing_variables(monkeypatch, variables, args, missing):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"environment variable {missing} expected, but not set"):
@@ -446,7 +446,7 @@ def test_rank_must_be_within_the_world(rank):
         meet(store=dldist.HashStore(), rank=rank, world_size=2, timeout=1)
 
 
-def test_every_rendezvous_has_its_own_store(ranks):
+def test_every_rendezvous_has_its_own_keys(ranks):
     place = dldist.HashStore(timeout=20)
 
     def member(rank):
@@ -461,7 +461,7 @@ def test_every_rendezvous_has_its_own_store(ranks):
     assert ranks(member, 3) == [[True] * 3] * 3
 
 
-def test_names_separate_worlds_at_one_address(ranks):
+def test_worlds_with_different_names_may_meet_at_one_address(ranks):
     place = dldist.HashStore(timeout=20)
 
     def member(rank):
@@ -472,7 +472,7 @@ def test_names_separate_worlds_at_one_address(ranks):
     assert ranks(member, 2) == [6, 6]
 
 
-def test_rendezvous_succeeds_after_a_failed_attempt(ranks):
+def test_rendezvous_can_succeed_after_a_failed_attempt(ranks):
     place = dldist.HashStore(timeout=20)
     # any number of failed attempts by rank 0
     for attempt in range(2):
@@ -496,7 +496,7 @@ def test_rendezvous_succeeds_after_a_failed_attempt(ranks):
     assert ranks(member, 3) == [7, 7, 7]
 
 
-def test_rendezvous_that_rank_0_has_left_is_not_joined(ranks):
+def test_late_rank_does_not_join_a_rendezvous_that_rank_0_has_left(ranks):
     place = dldist.HashStore(timeout=20)
     meet(store=place.clone(), rank=0, world_size=2, timeout=20).close()
     with pytest.raises(dldist.DistStoreTimeoutError, match=r"1 of 2 have joined: 1 \(.*\); missing: 0"):
@@ -508,7 +508,7 @@ def test_rendezvous_that_rank_0_has_left_is_not_joined(ranks):
     assert ranks(member, 2) == [3, 3]
 
 
-def test_missing_rank_0_is_named_with_the_joined_ranks(ranks):
+def test_rendezvous_names_a_missing_rank_0_and_the_ranks_that_have_joined(ranks):
     place = dldist.HashStore(timeout=20)
 
     def member(rank):
@@ -523,7 +523,7 @@ def test_missing_rank_0_is_named_with_the_joined_ranks(ranks):
     assert any(f"2 of 4 have joined: 1 ({process}), 3 ({process}); missing: 0, 2" in text for text in texts)
 
 
-def test_missing_rank_is_named(procs, port):
+def test_rendezvous_names_a_missing_rank(procs, port):
     """Rank 0, the server, must not exit before the other ranks have also received the error."""
     url = f"tcp://{LOOPBACK}:{port}"
     children = [procs.start(rendezvous_workers.time_out_without_peers, url, rank, 3, 1.5) for rank in range(2)]
@@ -576,7 +576,7 @@ def test_rank_that_is_started_again_while_its_group_exists_receives_an_error(pro
         child.result()
 
 
-def test_missing_rank_0_is_named(port):
+def test_rendezvous_names_a_missing_rank_0(port):
     with pytest.raises(dldist.DistNetworkTimeoutError) as caught:
         meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=0.3)
     assert str(caught.value).startswith("rank 1 of 2 waited for rank 0, which serves the store: The client socket has timed out")
@@ -621,7 +621,7 @@ def test_rank_0_does_not_wait_for_ranks_of_a_world_of_another_size(port):
     assert time.monotonic() - began < 5
 
 
-def test_rank_that_joins_before_the_old_server_closes_finds_the_new_one(procs, port):
+def test_rank_that_joins_while_the_old_server_closes_finds_the_new_one(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
     host, rank_1 = meet(url, 0, 2, timeout=20), meet(url, 1, 2, timeout=20)
     rank_1.close()
@@ -639,7 +639,7 @@ def test_rank_that_joins_before_the_old_server_closes_finds_the_new_one(procs, p
     host.close()
 
 
-def test_early_rank_knows_the_process_that_serves_the_store():
+def test_error_of_an_early_rank_names_the_process_that_serves_the_store():
     """Rank 0 opens the meeting, and publishes its identity later."""
     server = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=20)
     assert server.add("dldist/open/default_pg/count", 1) == 1

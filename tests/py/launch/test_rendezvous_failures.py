@@ -54,7 +54,7 @@ def check_lost(outcome, rank, pid):
 
 
 @pytest.mark.deadline(60)
-def test_rank_that_dies_while_others_are_missing_is_named_on_all(procs, port):
+def test_rank_that_dies_during_a_rendezvous_is_named_on_all_ranks(procs, port):
     """A dead rank must be named although rank 3 never joins and nothing is known about it."""
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
     wait_for_ranks(port, [0, 1, 2])
@@ -64,7 +64,7 @@ def test_rank_that_dies_while_others_are_missing_is_named_on_all(procs, port):
 
 
 @pytest.mark.deadline(60)
-def test_rank_that_dies_is_named_over_a_file_and_without_shared_memory(procs, tmp_path, monkeypatch):
+def test_dead_rank_is_named_in_a_rendezvous_by_file_or_without_shared_memory(procs, tmp_path, monkeypatch):
     """Without shared memory, a process is monitored through its port."""
     monkeypatch.setenv("DLDIST_SHM", "0")
     place = f"file://{tmp_path}/store"
@@ -75,7 +75,7 @@ def test_rank_that_dies_is_named_over_a_file_and_without_shared_memory(procs, tm
 
 
 @pytest.mark.deadline(60)
-def test_rank_0_that_dies_with_its_store_is_named(procs, port):
+def test_rank_0_that_dies_together_with_its_store_is_named(procs, port):
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 1])
     wait_for_ranks(port, [0, 1])
     ranks[0].kill()
@@ -96,7 +96,7 @@ def test_missing_rank_is_named_after_rank_0_has_timed_out_and_ended(procs, port)
 
 
 @pytest.mark.deadline(60)
-def test_used_port_is_not_reported_as_loss_of_rank_0(procs, port):
+def test_port_used_by_another_program_is_not_reported_as_loss_of_rank_0(procs, port):
     place = f"tcp://127.0.0.1:{port}"
     (waiting,) = start(procs, place, 2, [0]).values()
     wait_for_ranks(port, [0])
@@ -109,7 +109,7 @@ def test_used_port_is_not_reported_as_loss_of_rank_0(procs, port):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_interrupted_rank_is_named_on_all(procs, port, victim):
+def test_rank_interrupted_during_a_rendezvous_is_named_on_all_ranks(procs, port, victim):
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
     wait_for_ranks(port, [0, 1, 2])
     ranks[victim].kill(signal.SIGINT)
@@ -123,7 +123,7 @@ def test_interrupted_rank_is_named_on_all(procs, port, victim):
 
 
 @pytest.mark.deadline(60)
-def test_rank_that_timed_out_is_not_missing(procs, port):
+def test_rank_that_has_timed_out_is_not_named_as_missing(procs, port):
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 1], {0: 1.0, 1: 4.0})
     wait_for_ranks(port, [0, 1])
     host = group_team.host_name()

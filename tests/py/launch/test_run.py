@@ -74,7 +74,7 @@ def is_gone(pid):
 
 
 class TestRunning:
-    def test_ranks_get_their_environment_prefixes_and_arguments(self):
+    def test_dlrun_passes_ranks_their_environment_and_prefixes_their_output(self):
         code, out, err = dlrun("--nproc_per_node=2", "--max-restarts", 3, program("shows.py"), "--lr", "0.1")
         assert code == 0, err
         shown = by_rank(out)
@@ -104,7 +104,7 @@ class TestRunning:
         assert [first["env"][name] for name in shared] == [second["env"][name] for name in shared]
         assert len(first["env"]["DLDIST_SECRET"]) == 32
 
-    def test_module_of_one_rank_keeps_the_console(self, tmp_path):
+    def test_module_run_as_a_single_rank_writes_to_the_console_directly(self, tmp_path):
         (tmp_path / "package").mkdir()
         (tmp_path / "package" / "tool.py").write_text(
             "import os, sys\nprint(__spec__.name, sys.argv[1:], os.environ.get('OMP_NUM_THREADS'))"
@@ -112,7 +112,7 @@ class TestRunning:
         code, out, err = dlrun("--standalone", "-m", "package.tool", "-m", cwd=tmp_path, env=with_this_path())
         assert (code, out, err) == (0, "package.tool ['-m'] None\n", "")
 
-    def test_command_need_not_be_python(self):
+    def test_dlrun_can_run_commands_that_are_not_python(self):
         code, out, err = dlrun("--no-python", "--nproc-per-node", 2, "sh", "-c", "echo $RANK of $WORLD_SIZE; exit $RANK")
         assert code == 1
         assert sorted(out.splitlines()) == ["[rank0]: 0 of 2", "[rank1]: 1 of 2"]
@@ -122,14 +122,14 @@ class TestRunning:
         code, _, err = dlrun("--log-dir", program("shows.py"), program("shows.py"))
         assert code == 126 and "Not a directory: " in err
 
-    def test_ambiguous_command_is_taken_for_a_script(self, tmp_path):
+    def test_dlrun_takes_an_ambiguous_command_for_a_script(self, tmp_path):
         code, _, err = dlrun("-n", 2, "sh", "-c", "true", cwd=tmp_path, env=with_this_path())
         assert code == 127
         assert err.startswith("dlrun: script sh does not exist; to run the command sh, pass --no-python (")
         code, _, err = dlrun("-np", 2, "train.py", cwd=tmp_path, env=with_this_path())
         assert code == 127 and f"script train.py does not exist in {tmp_path} (" in err
 
-    def test_options_of_torchrun_are_accepted(self):
+    def test_dlrun_accepts_options_of_torchrun(self):
         args = ("-np", 3, "--rdzv-backend", "c10d", "--role", "trainer", "--monitor_interval", 1, "--local-ranks-filter", "0,2")
         code, out, err = dlrun(*args, "--no-python", "sh", "-c", "echo $ROLE_NAME $RANK")
         assert code == 0, err
@@ -137,7 +137,7 @@ class TestRunning:
         code, out, _ = dlrun("--version")
         assert (code, out) == (0, f"dlrun of dldist {dldist.__version__}\n")
 
-    def test_ranks_are_bound_to_their_cores(self):
+    def test_dlrun_can_bind_ranks_to_cores(self):
         usable = sorted(os.sched_getaffinity(0))
         code, out, err = dlrun("--nproc-per-node", "2", "--bind-cores", program("shows.py"))
         assert code == 0, err
@@ -145,7 +145,7 @@ class TestRunning:
         for rank in (0, 1):
             assert shown[f"[rank{rank}]"]["cores"] == ranks.cores_of(rank, 2, usable)
 
-    def test_large_output_is_complete(self):
+    def test_large_output_of_ranks_is_complete(self):
         code, out, err = dlrun("--nproc-per-node", 2, program("floods.py"))
         assert code == 0
         for text in (out, err):
@@ -156,7 +156,7 @@ class TestRunning:
         assert out.count("]: bytes \ufffd\0\ufffd\n") == 2
         assert out.count("]: bar 1%\r[rank0]: bar 2%\r\n") == 1
 
-    def test_output_is_written_to_files_on_request(self, tmp_path):
+    def test_dlrun_writes_output_to_files_on_request(self, tmp_path):
         args = ("--nproc-per-node", 2, "--rdzv-id", "job", "--log-dir", tmp_path, "--redirects", "1:3", "--tee", "0:1")
         code, out, err = dlrun(*args, program("shows.py"))
         assert code == 0, err
@@ -169,7 +169,7 @@ class TestRunning:
         assert json.loads((run / "attempt_0/1/stdout.log").read_text())["env"]["TORCHELASTIC_RUN_ID"] == "job"
         assert (run / "attempt_0/1/stderr.log").read_text() == "no end 1"
 
-    def test_files_are_in_a_temporary_folder_by_default(self, tmp_path):
+    def test_output_files_of_dlrun_are_in_a_temporary_folder_by_default(self, tmp_path):
         code, out, err = dlrun("-r", "3", program("shows.py"), env={"TMPDIR": str(tmp_path)})
         (folder,) = tmp_path.iterdir()
         assert (code, out, err) == (0, "", f"dlrun: files are in {folder}\n")
@@ -183,7 +183,7 @@ def with_this_path():
 
 class TestConsole:
     @pytest.mark.parametrize("closed", [(0, 1), (2,)])
-    def test_closed_console_does_not_change_the_exit_code(self, closed):
+    def test_closed_console_does_not_change_the_exit_code_of_dlrun(self, closed):
         def close():
             for fd in closed:
                 os.close(fd)
@@ -193,7 +193,7 @@ class TestConsole:
         code, out, err = dlrun("--nproc-per-node", 2, "--no-python", "sh", "-c", "exit 3", preexec_fn=close)
         assert (code, out) == (3, ""), err
 
-    def test_descriptor_number_may_be_reused_by_a_library(self):
+    def test_dlrun_works_if_a_library_reuses_a_closed_descriptor_number(self):
         """libffi opens a file like this when Python 3.14 imports ctypes."""
         code = "import os, sys; os.open(sys.executable, os.O_RDONLY); from dldist.run import main; sys.exit(main())"
         command = [sys.executable, "-c", code, "--nproc-per-node", "2", program("shows.py")]
@@ -202,14 +202,14 @@ class TestConsole:
 
 
 class TestKeyboard:
-    def test_prompt_is_shown_before_its_answer(self):
+    def test_prompt_of_a_rank_is_shown_before_its_answer(self):
         with terminal("-n", 2, program("asks.py")) as job:
             job.wait_for("[rank0]: How many? ")
             job.enter("five")
             code, out = job.finish()
         assert (code, out) == (0, "five\n[rank0]: got five\n")
 
-    def test_prompt_is_shown_without_a_terminal(self):
+    def test_prompt_of_a_rank_is_shown_without_a_terminal(self):
         command = [sys.executable, "-m", "dldist.run", "-n", "2", program("asks.py")]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
         prompt = b"[rank0]: How many? "
@@ -217,7 +217,7 @@ class TestKeyboard:
         out, err = process.communicate(b"five\n", timeout=LIMIT_S)
         assert (process.returncode, out, err) == (0, b"got five\n", b"")
 
-    def test_output_of_another_rank_does_not_join_the_prompt(self, tmp_path):
+    def test_output_of_another_rank_is_not_appended_to_a_prompt(self, tmp_path):
         go = tmp_path / "go"
         os.mkfifo(go)
         with terminal("-n", 2, program("asks.py"), go) as job:
@@ -249,12 +249,12 @@ class TestKeyboard:
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"[rank{rank}]: (Pdb) 100\n" in done.stdout
 
-    def test_breakpoint_without_any_input_names_the_alternatives(self):
+    def test_breakpoint_without_input_names_other_ways_to_debug(self):
         code, _, err = dlrun("-n", 2, program("breaks.py"), 1, start_new_session=True)
         assert code == 1
         assert "breakpoint(): rank 1 has no keyboard: stdin is empty" in err.splitlines()[-1] and "dlrun --debug 1" in err.splitlines()[-1]
 
-    def test_debug_starts_one_rank_under_debugpy(self, tmp_path):
+    def test_option_debug_starts_one_rank_under_debugpy(self, tmp_path):
         package = tmp_path / "debugpy"
         package.mkdir()
         (package / "__init__.py").touch()
@@ -267,7 +267,7 @@ class TestKeyboard:
         assert err == "dlrun: rank 1 starts when a debugger is attached to debugpy at 127.0.0.1:5678\n"
         assert "[rank0]: usage: " in out
 
-    def test_debug_without_debugpy_names_the_package(self, capsys, monkeypatch):
+    def test_option_debug_without_debugpy_names_the_package(self, capsys, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(SystemExit):
             launch_options.parse(["--debug", "0", "x"])
@@ -277,7 +277,7 @@ class TestKeyboard:
 class TestFailing:
     FIRST = r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)"
 
-    def test_unseen_first_traceback_is_printed_last(self, tmp_path):
+    def test_dlrun_prints_the_traceback_of_the_first_failed_rank_last(self, tmp_path):
         """The ranks' stderr goes only to files, so the traceback must be printed at the end."""
         code, _, err = dlrun("--nproc-per-node", 3, "--redirects", 2, program("fails.py"), "group", env={"TMPDIR": str(tmp_path)})
         assert code == 1
@@ -289,7 +289,7 @@ class TestFailing:
         assert "KeyError: 'inner'" in traceback and traceback.endswith("ValueError: the cause\n")
 
     @pytest.mark.parametrize("how", ["group", "world"])
-    def test_traceback_appears_once(self, how):
+    def test_traceback_that_was_just_printed_is_not_repeated(self, how):
         """The traceback must not be repeated, whichever process prefixes its lines with the rank;
         it must end with the exception."""
         code, _, err = dlrun("--nproc-per-node", 2, program("fails.py"), how)
@@ -311,13 +311,13 @@ class TestFailing:
         ("how", "code", "words"),
         [("code", 7, "exit code 7"), ("signal", 128 + signal.SIGSEGV, "killed by SIGSEGV")],
     )
-    def test_exit_code_is_that_of_the_first_failed_rank(self, how, code, words):
+    def test_exit_code_of_dlrun_is_that_of_the_first_failed_rank(self, how, code, words):
         returned, _, err = dlrun("--nproc-per-node", 2, "--shutdown-timeout", 1, program("fails.py"), how)
         assert returned == code
         assert f"dlrun: rank 1 failed first: {words} (" in err
         assert (how == "code") == err.endswith("\nthe last words\n")
 
-    def test_all_ranks_are_restarted_after_a_failure(self, tmp_path):
+    def test_dlrun_restarts_all_ranks_after_a_failure(self, tmp_path):
         args = ("--nproc-per-node", 2, "--max-restarts", 2, "--log-dir", tmp_path)
         code, out, err = dlrun(*args, program("restarts.py"))
         assert code == 0, err
@@ -329,7 +329,7 @@ class TestFailing:
 
 
 class TestEnding:
-    def test_ctrl_c_of_a_hung_job_shows_the_call_of_each_rank(self):
+    def test_ctrl_c_in_a_hung_job_shows_the_call_of_each_rank(self):
         process = start("--nproc-per-node", 2, program("hangs.py"))
         pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         for pid in pids:
@@ -350,7 +350,7 @@ class TestEnding:
         return process, [int(pid) for line in lines for pid in line[2:]]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signal_ends_all_ranks_within_the_timeout(self, number):
+    def test_signal_to_dlrun_ends_all_ranks_within_the_timeout(self, number):
         process, pids = self.start_lives("--shutdown-timeout", 1)
         began = time.monotonic()
         process.send_signal(number)
@@ -360,7 +360,7 @@ class TestEnding:
         assert f"dlrun: ended by {number.name}" in err
         procs_module.poll_until(lambda: all(map(is_gone, pids)), description="end of ranks and their children")
 
-    def test_second_ctrl_c_does_not_wait(self):
+    def test_second_ctrl_c_ends_a_job_without_waiting(self):
         process, pids = self.start_lives()
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -381,7 +381,7 @@ class TestEnding:
         assert time.monotonic() - began < launch_options.GRACE_S / 2
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-    def test_signal_that_is_ignored_at_the_start_stays_ignored(self, number):
+    def test_signal_that_is_ignored_when_dlrun_starts_stays_ignored(self, number):
         process = start("--nproc-per-node", 2, program("hangs.py"), preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
         pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
         process.send_signal(number)
@@ -393,7 +393,7 @@ class TestEnding:
         assert code == 128 + signal.SIGTERM
         assert "dlrun: ended by SIGTERM" in err and number.name not in err
 
-    def test_default_signal_of_env_has_sigint_end_a_background_job(self):
+    def test_env_default_signal_lets_sigint_end_a_background_job(self):
         """The documented way must work: a script's shell ignores SIGINT in jobs started with &."""
         script = 'env --default-signal=INT "$@" & echo $!; wait $!'
         command = [sys.executable, "-m", "dldist.run", "--nproc-per-node", "2", program("hangs.py")]
@@ -405,7 +405,7 @@ class TestEnding:
         assert finish(shell)[0] == 128 + signal.SIGINT
 
     @pytest.mark.parametrize("state", ["ignored", "blocked"])
-    def test_sigterm_ends_ranks_if_dlrun_inherited_another_disposition(self, state):
+    def test_sigterm_ends_ranks_even_if_dlrun_inherited_it_as_ignored(self, state):
         def prepare():
             if state == "ignored":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -428,7 +428,7 @@ class TestEnding:
         assert sorted(path.name for path in tmp_path.iterdir()) == pids, err
         assert re.search(r"dlrun: waiting for rank [01] \(pid \d+\).* to end; remaining processes are killed in 2\d s", err), err
 
-    def test_ranks_die_with_a_launcher_that_is_killed(self):
+    def test_ranks_die_if_dlrun_is_killed(self):
         process, pids = self.start_lives()
         process.kill()
         procs_module.poll_until(lambda: all(is_gone(pid) for pid in pids[::2]), description="end of the ranks")
@@ -436,7 +436,7 @@ class TestEnding:
             os.kill(pid, signal.SIGKILL)
         finish(process)
 
-    def test_closed_output_pipe_ends_the_job(self):
+    def test_closed_output_pipe_ends_a_job_of_dlrun(self):
         process = start("--nproc-per-node", 2, "--no-python", "yes")
         process.stdout.readline()
         process.stdout.close()
@@ -444,7 +444,7 @@ class TestEnding:
         assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
         assert "the output has no reader" in err
 
-    def test_blocked_output_pipe_does_not_delay_the_job(self):
+    def test_blocked_output_pipe_does_not_delay_a_job_of_dlrun(self):
         process = start("--nproc-per-node", 2, "--no-python", "yes")
         process.stdout.readline()
         began = time.monotonic()
@@ -463,7 +463,7 @@ class TestSeveralMachines:
         env = {"DLDIST_SECRET": "s3cret"} if env is None else env
         return [finish(process) for process in [start("--nproc-per-node", count, *common, env=env) for count in (1, 2)]]
 
-    def test_ranks_are_numbered_across_machines(self):
+    def test_ranks_of_dlrun_are_numbered_across_machines(self):
         both = self.start_both(program("shows.py"))
         assert [code for code, _, _ in both] == [0, 0], both
         shown = {}
@@ -483,12 +483,12 @@ class TestSeveralMachines:
             assert "rank 2 failed first: exit code 5" in err
             assert "warning: no secret" in err
 
-    def test_exit_code_is_the_same_on_all(self):
+    def test_exit_code_of_dlrun_is_the_same_on_all_machines(self):
         both = self.start_both(program("fails.py"), "group")
         assert [code for code, _, _ in both] == [1, 1], both
         assert all(err.endswith("ValueError: the cause\n") for _, _, err in both)
 
-    def test_launchers_with_different_arguments_are_rejected(self):
+    def test_dlruns_with_different_arguments_are_rejected(self):
         port = reserve_port()
         common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", program("shows.py"))
         both = [start("--max-restarts", count, *common, env={"DLDIST_SECRET": "s"}) for count in (0, 1)]
@@ -505,7 +505,7 @@ class TestSeveralMachines:
             assert code == 127
             assert "cannot start no-such-command" in err
 
-    def test_ctrl_c_ends_the_wait_for_other_launchers(self):
+    def test_ctrl_c_ends_the_wait_for_dlrun_on_other_machines(self):
         process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}", program("shows.py"))
         process.stderr.readline()  # the warning about the missing secret
         assert re.match(rb"dlrun: waiting for 1 of 2 machines, 59\d s at most; joined: 0 \(.*\)\n", process.stderr.readline())
@@ -514,7 +514,7 @@ class TestSeveralMachines:
         assert finish(process)[0] == 128 + signal.SIGINT
         assert time.monotonic() - began < nodes.JOIN_TIMEOUT_S / 60
 
-    def test_silent_launcher_is_lost(self, monkeypatch):
+    def test_dlrun_without_a_heartbeat_is_reported_as_lost(self, monkeypatch):
         monkeypatch.setattr(nodes, "HEARTBEAT_TIMEOUT_S", 0.0)
         monkeypatch.setattr(nodes, "_HEARTBEAT_INTERVAL_S", 0.0)
         store = dldist.HashStore()
@@ -530,13 +530,13 @@ class TestSeveralMachines:
 class TestTorch:
     @pytest.mark.parametrize("options", [["--no-secret"], []], ids=["no secret", "a secret"])
     @pytest.mark.parametrize(("nranks", "backend"), [(2, "gloo"), (4, "gloo"), (2, "dldist"), (4, "dldist")])
-    def test_torch_program_runs(self, nranks, backend, options):
+    def test_torch_program_runs_under_dlrun(self, nranks, backend, options):
         code, out, err = dlrun("--nproc-per-node", nranks, *options, program("torch_program.py"), backend)
         assert code == 0, err
         total = float(nranks * (nranks + 1) // 2)
         assert sorted(out.splitlines()) == [f"[rank{rank}]: sum {[total, total]}" for rank in range(nranks)]
 
-    def test_torch_program_runs_again_after_a_failure(self, tmp_path):
+    def test_torch_program_is_restarted_by_dlrun_after_a_failure(self, tmp_path):
         code, out, err = dlrun("-n", 2, "--max-restarts", 1, program("torch_program.py"), "gloo", tmp_path / "failed once")
         assert code == 0, err
         assert "restarting all ranks: 1 of 1" in err and out.count("sum [3.0, 3.0]") == 2
@@ -571,13 +571,13 @@ class TestOptions:
             (["--rdzv-endpoint", "::1", "x"], "expected an IPv6 address in brackets"),
         ],
     )
-    def test_wrong_options_are_rejected(self, capsys, args, words):
+    def test_wrong_options_of_dlrun_are_rejected(self, capsys, args, words):
         with pytest.raises(SystemExit) as caught:
             launch_options.parse(args)
         assert caught.value.code == 2
         assert words in capsys.readouterr().err
 
-    def test_endpoint_has_a_default_host_and_port(self):
+    def test_rendezvous_endpoint_has_a_default_host_and_port(self):
         def where(*args):
             options = launch_options.parse([*args, "x"])
             return options.host, options.port
@@ -587,7 +587,7 @@ class TestOptions:
         assert where("--nnodes=2", "--rdzv-endpoint", "host") == ("host", launch_options.DEFAULT_PORT)
         assert where("--nnodes=2", "--rdzv-endpoint", "host:9", "--standalone") == ("127.0.0.1", 0)
 
-    def test_cores_are_divided_among_ranks(self):
+    def test_cores_are_divided_evenly_among_ranks(self):
         assert launch_options.parse(["--nproc-per-node", "cpu", "x"]).nproc == launch_options.usable_cores()
         assert [ranks.cores_of(rank, 2, [0, 1, 2, 5, 6]) for rank in (0, 1)] == [[0, 1], [2, 5, 6]]
         assert [ranks.cores_of(rank, 3, [4, 7]) for rank in range(3)] == [[4], [7], [4]]
@@ -595,13 +595,13 @@ class TestOptions:
 
 class TestPieces:
     @pytest.mark.parametrize("size", [1, 2, 3, 1000])
-    def test_lines_are_split_independently_of_reads(self, size):
+    def test_output_lines_are_prefixed_however_they_are_split_into_reads(self, size):
         data = b"one\ntwo\r\n\r 10%\r 20%\n\xff\0\r\n\nlast"
         lines = output.Lines(b">")
         out = b"".join(lines.feed(data[at : at + size]) for at in range(0, len(data), size)) + lines.flush()
         assert out == b">one\n>two\r\n\r> 10%\r> 20%\n>\xff\0\r\n>\n>last\n"
 
-    def test_rest_of_a_line_has_no_second_prefix(self):
+    def test_rest_of_a_partly_printed_line_has_no_second_prefix(self):
         lines = output.Lines(b">")
         assert lines.feed(b"one\ntw") == b">one\n"
         assert lines.take_start() == b">tw"
@@ -609,13 +609,13 @@ class TestPieces:
         assert lines.feed(b"\nthree\nfo") == b"\n>three\n"
         assert lines.flush() == b">fo\n"
 
-    def test_unterminated_line_has_a_limit(self):
+    def test_output_line_without_an_end_is_limited_in_length(self):
         lines = output.Lines(b">")
         out = b"".join(lines.feed(b"x" * 65536) for _ in range(40)) + lines.flush()
         assert out.count(b"x") == 40 * 65536
         assert max(map(len, out.split(b"\n"))) < 2 << 20
 
-    def test_last_traceback_is_found_with_its_chain(self):
+    def test_last_traceback_in_an_output_is_found_with_its_causes(self):
         first = b'Traceback (most recent call last):\n  File "a"\nValueError: 1\n'
         second = b'Traceback (most recent call last):\n  File "b"\nTypeError: 2\n'
         chain = first + b"\nDuring handling of the above exception, another exception occurred:\n\n" + second
@@ -624,14 +624,14 @@ class TestPieces:
         many = b"".join(b"%d\n" % index for index in range(50))
         assert report.last_traceback(many) == many[-60:]
 
-    def test_consequence_of_another_failure_is_recognised(self):
+    def test_error_that_is_a_consequence_of_another_ranks_failure_is_recognised(self):
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\nmore\n"
         assert report.is_consequence(1, lost)
         assert not report.is_consequence(-9, lost)
         assert not report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
 
     @pytest.mark.parametrize("text", [b"lost rank 1 (a, pid 47): x", b"rank 1 (a, pid 47) aborted the group: x"])
-    def test_consequence_names_another_rank_in_any_exception(self, text):
+    def test_consequence_of_a_failure_is_recognised_in_any_exception_type(self, text):
         tail = b"Traceback (most recent call last):\n  f()\njax.errors.JaxRuntimeError: UNKNOWN: MPI error: " + text + b"\n"
         assert report.blamed_process(tail) == ("a", 47)
         assert report.is_consequence(1, tail, "a", 46)
@@ -643,7 +643,7 @@ class TestPieces:
         ("cause", "nnodes", "limit_s"),
         [("a, pid 47", 1, 3.0), ("a, pid 48", 2, 0.5), ("b, pid 48", 2, 3.0), ("b, pid 48", 1, 0.5)],
     )
-    def test_cause_that_may_still_run_is_awaited_longer(self, cause, nnodes, limit_s):
+    def test_dlrun_waits_longer_for_a_blamed_process_that_still_runs(self, cause, nnodes, limit_s):
         tail = f"Traceback (most recent call last):\n  f()\ndldist.DistAbortedError: rank 1 ({cause}) aborted the group: x\n"
         failure = dataclasses.replace(report.launcher_failure(0, 1, ""), host="a", pid=46, tail=tail, is_consequence=True)
         supervisor = object.__new__(attempt.Supervisor)
@@ -654,7 +654,7 @@ class TestPieces:
         supervisor._fail(failure)
         assert supervisor._end_at - started == pytest.approx(limit_s, abs=0.25)
 
-    def test_prefix_of_a_rank_is_removed_from_its_traceback(self):
+    def test_prefix_of_a_rank_is_removed_from_a_repeated_traceback(self):
         """Tracebacks of ranks in a default world have this prefix. It must be stripped to find the
         lost rank."""
         lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\n"
@@ -662,9 +662,9 @@ class TestPieces:
         assert report.without_prefix(named, 12) == lost
         assert report.without_prefix(named, 1) == named
 
-    def test_malformed_report_of_another_launcher_is_rejected(self):
+    def test_malformed_report_of_dlrun_on_another_machine_is_rejected(self):
         with pytest.raises(ValueError, match="malformed failure report"):
             report.Failure.from_json(b"[1]")
 
-    def test_run_names_stay_in_their_folder(self):
+    def test_names_of_runs_cannot_leave_their_folder(self):
         assert "/" not in nodes._run_names("../../x")[1]

@@ -42,7 +42,7 @@ def end(process):
     assert code == 128 + signal.SIGINT, err
 
 
-def test_timeout_writes_dumps_of_all_ranks_and_names_the_missing(tmp_path):
+def test_timeout_under_dlrun_writes_dumps_and_names_the_missing_rank(tmp_path):
     code, _, err = dlrun("--nproc-per-node", 2, program("lags.py"), env={"TMPDIR": str(tmp_path)})
     assert code == 1
     (folder,) = tmp_path.iterdir()
@@ -54,7 +54,7 @@ def test_timeout_writes_dumps_of_all_ranks_and_names_the_missing(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["logs", "own"])
-def test_dumps_are_with_other_files_or_in_the_given_folder(tmp_path, how):
+def test_dumps_under_dlrun_are_beside_the_output_or_in_the_given_folder(tmp_path, how):
     """Dumps must be with the run's other files, or in the environment's folder."""
     temporary, wanted = tmp_path / "temporary", tmp_path / "wanted"
     temporary.mkdir()
@@ -72,7 +72,7 @@ def test_dumps_are_with_other_files_or_in_the_given_folder(tmp_path, how):
 
 
 @pytest.mark.parametrize("args", [(), ("--log-dir", "logs")])
-def test_successful_job_leaves_no_files(tmp_path, args):
+def test_successful_job_of_dlrun_leaves_no_files(tmp_path, args):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     args = [tmp_path / arg if arg == "logs" else arg for arg in args]
@@ -81,7 +81,7 @@ def test_successful_job_leaves_no_files(tmp_path, args):
     assert not list(temporary.iterdir()) and not list(tmp_path.rglob("traces"))
 
 
-def test_signal_to_the_launcher_reports_the_call_of_each_rank(tmp_path):
+def test_signal_to_dlrun_reports_the_call_of_each_rank(tmp_path):
     process, pids = start_hanging(tmp_path)
     for _ in range(2):
         process.send_signal(signal.SIGUSR2)
@@ -107,7 +107,7 @@ def test_dumps_of_earlier_jobs_are_ignored(tmp_path, format):
     assert f"dlrun: {MISSING} of group \"default\"; " in err and "ank 2" not in err, err
 
 
-def test_ctrl_c_leaves_no_dumps(tmp_path):
+def test_job_ended_by_ctrl_c_leaves_no_dumps(tmp_path):
     process, _ = start_hanging(tmp_path)
     end(process)
     assert not list(tmp_path.iterdir())
@@ -125,7 +125,7 @@ def test_dump_signal_does_not_end_ranks_without_a_monitor(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["SIGNOTHING", "SIG_BLOCK", "99", "SIGKILL"])
-def test_malformed_setting_is_an_error(setting):
+def test_malformed_dump_setting_of_dlrun_is_an_error(setting):
     code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": setting})
     assert code == 1
     assert err == f"dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({setting!r})\n"

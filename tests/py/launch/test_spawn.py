@@ -87,7 +87,7 @@ def last(done):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_results_are_in_order_and_queues_may_be_arguments():
+def test_spawn_returns_results_in_rank_order_and_accepts_queues():
     (results, sizes, word, inner) = last(run(SCRIPT, "results"))
     assert results == [["ab", 3.0], ["abab", 3.0]]
     assert sizes == [200_000] * 2
@@ -95,7 +95,7 @@ def test_results_are_in_order_and_queues_may_be_arguments():
     assert inner == [17, 1, 1]
 
 
-def test_ranks_have_one_secret():
+def test_all_ranks_of_spawn_have_the_same_secret():
     """Ranks of another call must have another secret, unless it is given."""
     first, second = last(run("-c", SECRETS))
     for secrets in (first, second):
@@ -104,11 +104,11 @@ def test_ranks_have_one_secret():
     assert last(run("-c", SECRETS, env={**os.environ, "DLDIST_SECRET": "a given one"})) == [["a given one"] * 3] * 2
 
 
-def test_ranks_may_use_another_rendezvous():
+def test_ranks_of_spawn_may_use_another_rendezvous():
     assert last(run(SCRIPT, "own place", str(reserve_port()))) == [[0, 1]] * 2
 
 
-def test_first_failure_is_raised_with_its_traceback():
+def test_spawn_raises_the_first_failure_with_its_traceback():
     kind, text, cause, cause_text = last(run(SCRIPT, "fails"))
     assert kind == "ProcessRaisedException"
     assert text.startswith("\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):")
@@ -116,33 +116,33 @@ def test_first_failure_is_raised_with_its_traceback():
     assert (cause, cause_text) == ("LookupError", "no such thing")
 
 
-def test_signal_is_named():
+def test_spawn_names_the_signal_that_killed_a_rank():
     kind, text, _, _ = last(run(SCRIPT, "dies"))
     assert (kind, text) == ("ProcessExitedException", "process 0 terminated with signal SIGKILL")
 
 
 @pytest.mark.parametrize("how", ["dies as a parent", "is cut off"])
-def test_death_is_detected_if_the_pipe_stays_open(how):
+def test_spawn_detects_a_death_even_if_the_pipe_stays_open(how):
     kind, text, _, _ = last(run(SCRIPT, how))
     assert (kind, text) == ("ProcessExitedException", "process 0 terminated with signal SIGKILL")
 
 
-def test_unreadable_result_names_its_rank():
+def test_spawn_names_the_rank_whose_result_cannot_be_unpickled():
     error, note = last(run(SCRIPT, "unreadable"))
     assert "no number" in error and note == "spawn(): while reading the result of process 0"
 
 
-def test_deadline_names_the_late_ranks():
+def test_timeout_of_spawn_names_the_late_ranks():
     kind, text, _, _ = last(run(SCRIPT, "late"))
     assert (kind, text) == ("DistTimeoutError", "spawn(): of 2 processes these did not end within the timeout of 1.0 s: [0, 1]")
 
 
-def test_join_of_a_context_is_true_once_all_have_ended():
+def test_join_of_a_spawn_context_returns_true_once_all_ranks_have_ended():
     assert last(run(SCRIPT, "context")) == [False, True, [False, False]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_their_parent(number):
+def test_processes_of_spawn_end_with_their_parent(number):
     process = subprocess.Popen([sys.executable, SCRIPT, "hang"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         lines = [process.stdout.readline().split() for _ in range(2)]
@@ -170,7 +170,7 @@ def prompt(request, tmp_path):
     return request.param, lambda text: run("-c", text, env=env).stdout.splitlines()
 
 
-def test_functions_defined_at_a_prompt_need_cloudpickle(prompt):
+def test_spawn_of_functions_defined_at_a_prompt_needs_cloudpickle(prompt):
     """They are sent as globals of functions, with the classes defined at the prompt."""
     kind, typed = prompt
     [line] = typed(PROMPT)
@@ -180,7 +180,7 @@ def test_functions_defined_at_a_prompt_need_cloudpickle(prompt):
         assert line == "[-103, -107]"
 
 
-def test_classes_defined_at_a_prompt_need_cloudpickle(prompt):
+def test_spawn_of_classes_defined_at_a_prompt_needs_cloudpickle(prompt):
     """They are sent back as results, in objects of groups, and as causes of failures."""
     kind, typed = prompt
     lines = typed(CLASSES)
@@ -205,13 +205,13 @@ def test_classes_defined_at_a_prompt_need_cloudpickle(prompt):
         (lambda: spawn(print, (), 2, True), TypeError, "positional arguments"),
     ],
 )
-def test_wrong_arguments_are_rejected(call, kind, words):
+def test_spawn_rejects_wrong_arguments(call, kind, words):
     with pytest.raises(kind, match="spawn") as caught:
         call()
     assert words in str(caught.value)
 
 
-def test_failures_are_dist_errors():
+def test_failures_raised_by_spawn_are_dist_errors():
     from dldist._launch import spawn as launch_spawn
 
     assert issubclass(launch_spawn.ProcessException, dldist.DistError)

@@ -70,7 +70,7 @@ def check(job, size, reason="ValueError: loss is nan"):
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("starter", jobs.STARTERS)
-def test_exception_ends_a_job(tmp_path, starter, size):
+def test_uncaught_exception_ends_a_job(tmp_path, starter, size):
     job = jobs.run(starter, size, WORLD.format(failure=RAISE), tmp_path)
     if starter in ("dlrun", "by hand"):  # torchrun and mpirun may kill the others before they print
         check(job, size)
@@ -83,7 +83,7 @@ def test_exception_ends_a_job(tmp_path, starter, size):
 
 @pytest.mark.deadline(90)
 @pytest.mark.parametrize("text", [GROUPS, THREAD], ids=["groups", "thread"])
-def test_exception_of_a_default_world_or_thread_ends_a_job(tmp_path, text):
+def test_uncaught_exception_with_a_default_world_or_in_a_thread_ends_a_job(tmp_path, text):
     job = jobs.run("dlrun", 2, text, tmp_path)
     check(job, 2)
     assert "dlrun: rank 1 failed first: exit code 1" in job.lines[-2]
@@ -99,14 +99,14 @@ def test_exception_of_a_default_world_or_thread_ends_a_job(tmp_path, text):
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     ],
 )
-def test_exit_with_a_failure_ends_a_job(tmp_path, failure, reason):
+def test_exit_with_a_nonzero_status_ends_a_job(tmp_path, failure, reason):
     job = jobs.run("dlrun", 2, WORLD.format(failure=failure), tmp_path)
     check(job, 2, reason)
     assert "dlrun: rank 1 failed first: " in job.text
 
 
 @pytest.mark.deadline(90)
-def test_exit_without_a_failure_aborts_nothing(tmp_path):
+def test_exit_with_status_zero_aborts_no_group(tmp_path):
     job = jobs.run("dlrun", 2, WORLD.format(failure="import sys; sys.exit(0)"), tmp_path)
     assert "has left the group" in job.text and "aborted" not in job.text
 
@@ -170,17 +170,17 @@ def use_group():
         ),
     ],
 )
-def test_abort_names_the_uncaught_exception(text, reason):
+def test_abort_reason_on_other_ranks_names_the_uncaught_exception(text, reason):
     assert aborts_of(text) == ([] if reason is None else [f"aborted: {reason}"])
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "sys.exit(3)"])
-def test_interactive_interpreter_keeps_its_groups(text):
+def test_uncaught_exception_in_an_interactive_interpreter_aborts_no_group(text):
     assert aborts_of(text, "-i", stdin="1 / 0\n") == []
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
-def test_caught_exit_of_a_module_is_no_failure(tmp_path, end):
+def test_system_exit_that_the_program_catches_aborts_no_group(tmp_path, end):
     """The outermost frame of `python -m` is in runpy, and calls the module only once."""
     (tmp_path / "program.py").write_text(f"{ALONE}\ncatches()\n{end}\n")
     command = [sys.executable, "-m", "program"]
@@ -188,19 +188,19 @@ def test_caught_exit_of_a_module_is_no_failure(tmp_path, end):
     assert "aborted" not in ended.stdout
 
 
-def test_exit_aborts_before_threads_have_ended():
+def test_exit_with_a_failure_aborts_groups_before_it_waits_for_threads():
     text = "import time; threading.Thread(target=lambda: (time.sleep(1), print('end of thread'))).start(); sys.exit(3)"
     assert run_alone(text).stdout.splitlines() == ["aborted: SystemExit: 3", "end of thread"]
 
 
-def test_hooks_of_the_program_are_called():
+def test_excepthooks_of_the_program_are_still_called():
     text = "sys.excepthook = lambda *e, old=sys.excepthook: (print('mine'), old(*e)); 1 / 0"
     assert run_alone(text).stdout.splitlines() == ["mine", "aborted: ZeroDivisionError: division by zero"]
     text = "import sys; sys.excepthook = lambda *e: print('mine')" + ALONE + "1 / 0"
     assert run_alone(text, setup="").stdout.splitlines() == ["mine", "aborted: ZeroDivisionError: division by zero"]
 
 
-def test_hooks_that_the_program_has_replaced_are_set_again():
+def test_excepthooks_that_the_program_replaces_do_not_prevent_the_abort():
     text = "fails = True; sys.excepthook = threading.excepthook = lambda *_: print('mine'); uncaught.install(); run_thread(use_group); 1 / 0"
     reason = "aborted: ZeroDivisionError: division by zero"
     assert run_alone(text).stdout.splitlines() == ["mine", reason, "mine", reason]
@@ -222,12 +222,12 @@ CAUSES = [
 
 
 @pytest.mark.parametrize("text", CAUSES)
-def test_error_names_the_blamed_process(text):
+def test_process_to_blame_is_read_from_the_text_of_an_error(text):
     assert uncaught.blamed_processes(f"all_reduce (rank 0 of 2): {text.format('node-b, pid 47')}") == [("node-b", 47)]
     assert uncaught.blamed_processes(text.format("node-b")) == []
 
 
-def test_rank_whose_error_names_another_process_exits_later(monkeypatch):
+def test_rank_whose_error_blames_another_process_delays_its_exit(monkeypatch):
     delays = []
     monkeypatch.setattr(uncaught, "aborts", {})
     monkeypatch.setattr(uncaught, "endings", {})

@@ -26,5 +26,5 @@ def team(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_abort_ends_each_operation(team, name):
+def test_abort_ends_each_nccl_operation(team, name):
     team.run(name)

@@ -40,16 +40,16 @@ def four(tmp_path_factory):
     yield from make_teams(4, tmp_path_factory)
 
 
-def test_table_names_existing_cases():
+def test_table_of_differing_nccl_cases_names_existing_cases():
     assert set(DIFFERENT) <= set(CASES)
     assert {own for _, own in DIFFERENT.values()} <= set(OWN)
 
 
 @pytest.mark.parametrize("name", SAME + OWN)
-def test_calls_are_right_among_two_ranks(two, name):
+def test_torch_distributed_calls_over_nccl_are_correct_with_two_ranks(two, name):
     two.run(name)
 
 
 @pytest.mark.parametrize("name", SAME + OWN)
-def test_calls_are_right_among_four_ranks(four, name):
+def test_torch_distributed_calls_over_nccl_are_correct_with_four_ranks(four, name):
     four.run(name)

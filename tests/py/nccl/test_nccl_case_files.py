@@ -30,7 +30,7 @@ VERSIONS = {
 
 @pytest.mark.deadline(LIMIT_S + 10)
 @pytest.mark.parametrize(("file", "version"), [(file, version) for file in VERSIONS for version in VERSIONS[file]])
-def test_case_file_passes_with_every_version(file, version):
+def test_each_file_of_nccl_cases_passes_with_every_nccl_version(file, version):
     stubs = nccl_stubs.build(version)
     environment = {**os.environ, **stubs.environment(devices=4), "NCCL_TEST_VERSION": version}
     status, output = run(file, environment)

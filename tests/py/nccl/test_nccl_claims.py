@@ -39,7 +39,7 @@ def identify(value):
 
 
 @pytest.mark.parametrize("section, row", ROWS, ids=identify)
-def test_words_are_quoted_from_the_page(section, row):
+def test_claims_in_the_list_are_quoted_from_the_nccl_page(section, row):
     assert len(row) == 2 and all(row), f"{section}: {row} has to have two cells"
     quote = row[0]
     where = PAGE.values() if section == LAST else [PAGE.get(section, "")]
@@ -68,7 +68,7 @@ def is_case(case):
 
 
 @pytest.mark.parametrize("section, row", [each for each in ROWS if each[0] != LAST], ids=identify)
-def test_tests_exist(section, row):
+def test_tests_named_for_claims_of_the_nccl_page_exist(section, row):
     for named in row[1].split(", "):
         found = re.fullmatch(r"([^\[\]\s]+)(?:\[(.+)\])?", named)
         assert found, f"{section}: {row[0]!r}: {named!r} is no name of a test"
@@ -79,19 +79,19 @@ def test_tests_exist(section, row):
         assert found[2] is None or is_case(found[2]), f"{section}: {row[0]!r}: there is no case {found[2]!r}"
 
 
-def test_rows_are_unique():
+def test_claims_of_the_nccl_page_are_listed_once():
     for section, rows in CLAIMS.items():
         quotes = [quote for quote, _ in rows]
         assert sorted(quotes) == sorted(set(quotes)), section
 
 
 @pytest.mark.parametrize("section", PAGE)
-def test_every_section_has_rows(section):
+def test_every_section_of_the_nccl_page_has_listed_claims(section):
     text = plain(PAGE[section])
     untested = [quote for quote, _ in CLAIMS.get(LAST, []) if quote in text]
     assert section in CLAIMS or untested, f"tests/nccl_claims.md has no section {section!r}"
     assert CLAIMS.get(section) or untested, f"tests/nccl_claims.md has no rows for {section!r}"
 
 
-def test_sections_match_the_page():
+def test_sections_of_the_list_of_claims_match_the_nccl_page():
     assert [name for name in CLAIMS if name not in PAGE] == [LAST]

@@ -41,14 +41,14 @@ print(why)
 """
 
 
-def test_import_loads_no_library():
+def test_importing_dldist_nccl_loads_no_library():
     stubs = nccl_stubs.build()
     program = "import dldist.nccl\nfrom dldist._backends.nccl import NCCLOptions\nNCCLOptions().config.min_ctas = 1\n"
     maps = run(program + "print(open('/proc/self/maps').read())", stubs.environment())
     assert "libnccl" not in maps and "libcuda" not in maps
 
 
-def test_missing_library_is_named(tmp_path):
+def test_missing_nccl_library_is_named(tmp_path):
     stubs = nccl_stubs.build()
     missing = tmp_path / "no" / "libnccl.so.2"
     why = run(WHY, {**stubs.environment(), "DLDIST_NCCL_LIBRARY": missing})
@@ -71,7 +71,7 @@ def install_wheel(folder, stubs):
     return library, {**without_path(stubs), "PYTHONPATH": python_path}
 
 
-def test_vllm_variable_is_the_only_path(tmp_path):
+def test_path_in_vllms_variable_is_the_only_one_tried(tmp_path):
     """An installed wheel must make no difference."""
     missing = tmp_path / "no" / "libnccl.so.2"
     _, environment = install_wheel(tmp_path / "site", nccl_stubs.build())
@@ -85,20 +85,20 @@ print(nccl.library_path(), *nccl.get_version())
 """
 
 
-def test_wheel_is_found(tmp_path):
+def test_nccl_library_of_an_installed_wheel_is_found(tmp_path):
     library, environment = install_wheel(tmp_path, nccl_stubs.build())
     assert run(WHICH, environment).split() == [str(library), "2", "32", "3"]
 
 
 @pytest.mark.parametrize("mode", ["RTLD_LOCAL", "RTLD_GLOBAL"])
-def test_loaded_copy_takes_precedence_over_a_wheel(tmp_path, mode):
+def test_nccl_loaded_in_the_process_takes_precedence_over_a_wheel(tmp_path, mode):
     _, environment = install_wheel(tmp_path, nccl_stubs.build())
     loaded = nccl_stubs.build("2.27.3").nccl_path
     load = f"import ctypes\nlibrary = ctypes.CDLL({loaded!r}, ctypes.{mode})\n"
     assert run(load + WHICH, environment).split() == [loaded, "2", "27", "3"]
 
 
-def test_file_that_is_no_library_is_rejected(tmp_path):
+def test_file_that_is_no_library_is_rejected_as_nccl(tmp_path):
     stubs = nccl_stubs.build()
     broken = tmp_path / "libnccl.so.2"
     broken.write_text("this is no library")
@@ -112,21 +112,21 @@ def test_library_that_is_not_nccl_is_rejected():
     assert stubs.cuda_path in why and "nccl" in why
 
 
-def test_missing_driver_is_named(tmp_path):
+def test_missing_cuda_driver_is_named(tmp_path):
     stubs = nccl_stubs.build()
     missing = tmp_path / "libcuda.so.1"
     why = run(WHY, {**stubs.environment(), "DLDIST_CUDA_LIBRARY": missing})
     assert str(missing) in why and "No such file" in why
 
 
-def test_missing_library_and_driver_are_both_named(tmp_path):
+def test_missing_nccl_library_and_cuda_driver_are_both_named(tmp_path):
     """The error must name both missing libraries, so that the user finds them together."""
     driver, library = tmp_path / "libcuda.so.1", tmp_path / "libnccl.so.2"
     why = run(WHY, {**nccl_stubs.build().environment(), "DLDIST_CUDA_LIBRARY": driver, "DLDIST_NCCL_LIBRARY": library})
     assert str(driver) in why and str(library) in why and why.count("No such file") == 2, why
 
 
-def test_machine_without_devices_is_reported():
+def test_machine_without_gpus_is_reported():
     stubs = nccl_stubs.build()
     assert "NO_DEVICE" in run(WHY, stubs.environment(devices=0))
 
@@ -144,7 +144,7 @@ dldist.destroy_process_group()
 
 
 @pytest.mark.parametrize("devices, config", [(1, "cpu:gloo,cuda:nccl"), (0, "cpu:gloo")])
-def test_default_backends_depend_on_the_devices(devices, config):
+def test_default_backends_depend_on_the_available_devices(devices, config):
     assert run(NO_BACKEND, nccl_stubs.build().environment(devices=devices)).split() == [config]
 
 
@@ -184,7 +184,7 @@ dldist.destroy_process_group()
 
 
 @pytest.mark.parametrize("version", ["2.18.1", "2.32.3"])
-def test_config_fields_depend_on_the_nccl_version(version):
+def test_fields_of_nccl_config_depend_on_the_nccl_version(version):
     text = run(CONFIG, nccl_stubs.build(version).environment()).splitlines()
     assert "no 'unknown'" in text[0] and "min_ctas" in text[0]
     if version == "2.18.1":
@@ -193,7 +193,7 @@ def test_config_fields_depend_on_the_nccl_version(version):
         assert text[1] == "has nvls_ctas"
 
 
-def test_wrong_values_name_the_field():
+def test_wrong_value_in_an_nccl_config_names_the_field():
     program = "\n".join(
         (
             "from dldist import _core",

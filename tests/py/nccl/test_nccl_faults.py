@@ -95,7 +95,7 @@ def teams(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_case(teams, name, size):
+def test_each_case_of_nccl_faults_passes(teams, name, size):
     teams[size].run(name)
 
 
@@ -117,7 +117,7 @@ def start(children, function, tmp_path, size=2, versions=None, **env):
     return ranks, store
 
 
-def test_killed_rank_is_reported(children, tmp_path):
+def test_killed_rank_of_an_nccl_group_is_reported(children, tmp_path):
     """The other ranks must time out, their dumps contain the failed operations, and the report name
     the rank that did not call."""
     ranks, store = start(children, workers.killed, tmp_path, size=4, DLDIST_DESYNC_DEBUG="1")
@@ -141,7 +141,7 @@ def test_killed_rank_is_reported(children, tmp_path):
     assert "timed out after 1 s" in analysis and "nccl_fault_workers.py:" in analysis, read.stdout
 
 
-def test_different_versions_are_an_error(children, tmp_path):
+def test_different_nccl_versions_are_an_error(children, tmp_path):
     ranks, store = start(children, workers.mismatched, tmp_path, versions=["2.27.3", "2.32.3"])
     for kind, text in [rank.recv() for rank in ranks]:
         assert kind == "DistMismatchError" and "2.27.3" in text and "2.32.3" in text, (kind, text)
@@ -151,7 +151,7 @@ def test_different_versions_are_an_error(children, tmp_path):
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("mode", ["1", "3"])
-def test_error_handling_setting_ends_the_process(children, tmp_path, mode):
+def test_setting_for_error_handling_can_end_the_process(children, tmp_path, mode):
     ranks, store = start(children, workers.torn_down, tmp_path, DLDIST_ASYNC_ERROR_HANDLING=mode)
     assert [rank.recv(60) for rank in ranks] == ["ready"] * 2
     for number, rank in enumerate(ranks):
@@ -162,7 +162,7 @@ def test_error_handling_setting_ends_the_process(children, tmp_path, mode):
         assert os.path.exists(f"{tmp_path}/dump_{number}")
 
 
-def test_hung_watchdog_ends_the_process_with_a_dump(children, tmp_path):
+def test_hung_nccl_watchdog_ends_the_process_with_a_dump(children, tmp_path):
     ranks, store = start(children, workers.watchdog_hangs, tmp_path, DLDIST_HEARTBEAT_TIMEOUT_S="1")
     for number, rank in enumerate(ranks):
         assert rank.recv() < 1 + workers.SOON_S + workers.SLACK_S
@@ -170,7 +170,7 @@ def test_hung_watchdog_ends_the_process_with_a_dump(children, tmp_path):
         assert os.path.exists(f"{tmp_path}/dump_{number}")
 
 
-def test_exit_after_the_driver_is_unloaded_is_silent(children, tmp_path):
+def test_process_exit_after_the_cuda_driver_is_unloaded_is_silent(children, tmp_path):
     """The process must exit without output, and in time."""
     ranks, store = start(children, workers.driver_is_unloaded, tmp_path)
     for rank in ranks:
@@ -181,7 +181,7 @@ def test_exit_after_the_driver_is_unloaded_is_silent(children, tmp_path):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_wait_ends_after_its_timeout(children, tmp_path, is_blocking):
+def test_wait_for_an_nccl_operation_ends_after_its_timeout(children, tmp_path, is_blocking):
     ranks, store = start(children, workers.wait_times_out, tmp_path, DLDIST_NCCL_BLOCKING_WAIT="1" if is_blocking else "")
     for rank in ranks:
         rank.result()

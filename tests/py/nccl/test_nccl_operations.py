@@ -32,36 +32,36 @@ def teams(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", DTYPES)
-def test_reductions_are_right_for_every_dtype_and_count(teams, size, name):
+def test_nccl_reductions_are_correct_for_every_dtype_and_count(teams, size, name):
     teams(size).run(cases.sweep_reductions, name, COUNTS if size == 2 else [0, 5])
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", DTYPES)
-def test_movements_are_right_for_every_dtype_and_count(teams, size, name):
+def test_data_movement_by_nccl_is_correct_for_every_dtype_and_count(teams, size, name):
     teams(size).run(cases.sweep_movements, name, COUNTS if size == 2 else [0, 5])
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_case_of_group_workers(teams, size, case):
+def test_each_case_of_group_operations_passes_over_nccl(teams, size, case):
     teams(size).run(case)
 
 
 @pytest.mark.parametrize("variant", ["questions", "await", "futures", "callbacks"])
-def test_wait_returns_after_the_late_rank_calls(teams, variant):
+def test_wait_for_an_nccl_operation_returns_after_the_late_rank_calls(teams, variant):
     seen = teams(2).run(cases.late_rank, variant)[0]
     assert seen == ([(True, "dldist-completion", 1, True), True] if variant == "callbacks" else 1)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_results_match_the_oracle(teams, size):
+def test_nccl_results_match_a_reference_implementation(teams, size):
     teams(size).run(cases.by_oracle)
 
 
 @pytest.mark.parametrize("version", OLDER)
 @pytest.mark.parametrize("blocking", [0, 1])
-def test_operations_are_right_with_other_nccl_versions(teams, version, blocking):
+def test_operations_are_correct_with_other_nccl_versions(teams, version, blocking):
     """Differences between versions: composed calls, and nonblocking communicators."""
     team = teams(2, version, config={"blocking": blocking})
     for name in ("f", "?", "complex64"):
@@ -72,7 +72,7 @@ def test_operations_are_right_with_other_nccl_versions(teams, version, blocking)
         team.run(case)
 
 
-def test_operations_are_right_with_nonblocking_communicators(teams):
+def test_operations_are_correct_with_nonblocking_communicators(teams):
     team = teams(4, config={"blocking": 0})
     for case in CASES:
         team.run(case)

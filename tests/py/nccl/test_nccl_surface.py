@@ -19,7 +19,7 @@ def run(name, tmp_path, size=2, **options):
 @pytest.mark.parametrize(
     "name", ["waits_without_the_other_rank", "timing_from_now_on", "completion_hook_with_timing", "completion_hook_without_timing"]
 )
-def test_works_wait_have_times_and_call_completion_hooks(tmp_path, name):
+def test_nccl_works_can_be_timed_and_call_completion_hooks(tmp_path, name):
     assert run(name, tmp_path) == [NOTHING] * 2
 
 
@@ -28,7 +28,7 @@ def test_works_wait_have_times_and_call_completion_hooks(tmp_path, name):
 ENCRYPTED = {"DLDIST_NCCL_ENCRYPTION": "1"}
 
 
-def test_all_ranks_encrypt_with_one_key(tmp_path, monkeypatch):
+def test_all_ranks_encrypt_nccl_traffic_with_one_key(tmp_path, monkeypatch):
     monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
     assert run("encrypts", tmp_path, env=ENCRYPTED) == [NOTHING] * 2
 
@@ -40,7 +40,7 @@ def test_all_ranks_encrypt_with_one_key(tmp_path, monkeypatch):
         ("encrypts_with_another_secret", r"rank 1 \(.*\) encrypts with another key", "DLDIST_SECRET"),
     ],
 )
-def test_ranks_that_disagree_on_encryption_fail(tmp_path, monkeypatch, name, rank_pattern, setting):
+def test_ranks_that_disagree_on_nccl_encryption_fail(tmp_path, monkeypatch, name, rank_pattern, setting):
     monkeypatch.setenv("DLDIST_SECRET", "only the ranks know")
     for text in run(name, tmp_path, env=ENCRYPTED):
         assert re.search(rf"rank 0 \(.*\) encrypts NCCL's connections, and {rank_pattern}; set the same {setting} on all ranks", text), text
@@ -55,7 +55,7 @@ except NotImplementedError as error:
 """
 
 
-def test_encryption_needs_a_newer_nccl_and_a_secret():
+def test_nccl_encryption_needs_a_newer_nccl_and_a_secret():
     old, new = (nccl_stubs.build(version).environment() for version in ("2.27.3", "2.32.3"))
     text = run_program(WHY_NOT, {**old, **ENCRYPTED, "DLDIST_SECRET": "secret"})
     assert text.startswith("ncclSetEncryption needs NCCL 2.32.3 or newer, this is 2.27.3 ("), text
@@ -77,7 +77,7 @@ def test_encryption_needs_a_newer_nccl_and_a_secret():
         ({"DLDIST_NCCL_DETERMINISTIC": "1", "NCCL_ALGO": "Ring"}, b"Ring"),
     ],
 )
-def test_nvls_is_off_for_reproducible_results(tmp_path, monkeypatch, env, algorithms):
+def test_nvls_is_turned_off_for_reproducible_results(tmp_path, monkeypatch, env, algorithms):
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     assert run("keeps_from_nvls", tmp_path, size=1, env=env) == [algorithms]
 
@@ -91,20 +91,20 @@ THIRD = ["comm_hash", "gin_min_stride", "gin_connection_type", "cft_support", "c
 
 @pytest.mark.parametrize("version, names", [("2.29.2", FIRST), ("2.29.7", FIRST + SECOND), ("2.32.3", FIRST + SECOND + THIRD)])
 @pytest.mark.filterwarnings("ignore:this group does not know its device")
-def test_properties_depend_on_the_nccl_version(tmp_path, version, names):
+def test_properties_of_an_nccl_group_depend_on_the_nccl_version(tmp_path, version, names):
     assert run("properties", tmp_path, version=version) == [names] * 2
 
 
-def test_properties_need_a_newer_nccl(tmp_path):
+def test_properties_of_a_newer_nccl_are_an_error_with_an_older_one(tmp_path):
     for text in run("properties", tmp_path, version="2.27.3"):
         assert text.startswith("ncclCommQueryProperties needs NCCL 2.29.2 or newer, this is 2.27.3 ("), text
 
 
-def test_memory_pools_may_change(tmp_path):
+def test_memory_pools_can_be_registered_and_deregistered(tmp_path):
     assert run("pools", tmp_path) == [NOTHING] * 2
 
 
-def test_first_message_waits_only_for_its_peer(tmp_path):
+def test_first_nccl_message_waits_only_for_its_peer(tmp_path):
     text, of_barrier = run("receives_first", tmp_path, env={"DLDIST_PROPAGATE_ERROR": "0"})
     assert "for a message between rank 0 and rank 1" in text, text
     assert "rank 1 may be in a call of all ranks" in text and "missing: 1" in text, text

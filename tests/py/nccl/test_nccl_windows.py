@@ -48,48 +48,48 @@ def check(name, size, tmp_path, version=VERSION, **options):
 
 
 @pytest.mark.parametrize("version,size,options", [("2.29.2", 2, {}), ("2.30.7", 3, NONBLOCKING), (VERSION, 3, {}), (VERSION, 1, {})])
-def test_windows_may_have_every_dtype(tmp_path, version, size, options):
+def test_nccl_windows_may_have_every_dtype(tmp_path, version, size, options):
     check("all_dtypes", size, tmp_path, version, **options)
 
 
 @pytest.mark.parametrize("name", ["parts_and_offsets", "a_ring_in_order", "signals_are_counted", "a_batch", "graphs"])
 @pytest.mark.parametrize("version,options", [("2.29.7", NONBLOCKING), (VERSION, {})])
-def test_window_operations_run_in_order(tmp_path, name, version, options):
+def test_operations_of_an_nccl_window_run_in_order(tmp_path, name, version, options):
     check(name, 3 if name != "graphs" else 2, tmp_path, version, **options)
 
 
-def test_put_needs_no_wait(tmp_path):
+def test_put_into_an_nccl_window_need_not_be_waited_for(tmp_path):
     check("put_without_a_wait", 2, tmp_path)
 
 
-def test_wait_blocks_the_stream_and_not_the_host(tmp_path):
+def test_waiting_for_a_signal_blocks_the_stream_and_not_the_host(tmp_path):
     check("wait_before_the_signal", 2, tmp_path)
 
 
-def test_close_waits_for_other_ranks(tmp_path):
+def test_closing_an_nccl_window_waits_for_the_other_ranks(tmp_path):
     check("close_waits_for_other_ranks", 2, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["channels_are_separate", "signal_follows_puts_of_other_channels"])
-def test_channels_are_separate_and_signals_follow_puts(tmp_path, name):
+def test_signal_channels_of_nccl_windows_are_separate_and_follow_puts(tmp_path, name):
     check(name, 2, tmp_path, "2.31.2", config={"num_rma_sig": 3})
 
 
 @pytest.mark.parametrize("name", ["wrong_arguments", "ranks_that_disagree", "recorded", "left_open"])
-def test_group_stays_usable(tmp_path, name):
+def test_nccl_group_stays_usable_after_wrong_or_unfinished_use_of_a_window(tmp_path, name):
     check(name, 2, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["time_outs", "an_abort_ends_a_wait", "nccl_fails", "registering_hangs"])
-def test_failed_window_operation_fails_the_group(tmp_path, name):
+def test_failed_operation_of_an_nccl_window_fails_the_group(tmp_path, name):
     check(name, 2, tmp_path)
 
 
-def test_missing_rank_is_an_error(tmp_path):
+def test_creating_an_nccl_window_without_a_rank_is_an_error(tmp_path):
     check("a_rank_does_not_come", 2, tmp_path)
 
 
-def test_dead_peer_is_an_error(tmp_path):
+def test_waiting_in_an_nccl_window_for_a_dead_rank_is_an_error(tmp_path):
     store, children, ranks = start("a_peer_dies", 2, tmp_path, VERSION, {})
     try:
         assert ranks[0].result(60.0) == (None, NOTHING, 0)
@@ -103,12 +103,12 @@ def test_nan_check_rejects_nan_in_puts(tmp_path):
     check("nan", 2, tmp_path, is_nan_check=True)
 
 
-def test_old_nccl_is_an_error(tmp_path):
+def test_windows_with_an_older_nccl_are_an_error(tmp_path):
     check("too_old", 2, tmp_path, "2.28.7")
 
 
 @pytest.mark.parametrize("version,reply", [(VERSION, "done"), ("2.29.2", "done"), ("2.28.7", "too old")])
-def test_windows_work_by_c10ds_names_if_nccl_supports_them(tmp_path, version, reply):
+def test_nccl_windows_work_by_their_torch_distributed_names_if_supported(tmp_path, version, reply):
     assert run("windows_of_c10d", 2, tmp_path, version) == [reply] * 2
 
 
@@ -116,7 +116,7 @@ def test_windows_work_by_c10ds_names_if_nccl_supports_them(tmp_path, version, re
 
 
 @pytest.mark.parametrize("has_puts", [False, True])
-def test_analyser_reads_dumps(tmp_path, has_puts):
+def test_trace_analyser_reads_dumps_with_one_sided_operations(tmp_path, has_puts):
     analysis = dumps_of(tmp_path, has_puts)
     assert not analysis.problems, analysis.text(8)
 
@@ -151,7 +151,7 @@ def entries_of(folder, rank):
 # ---- the allocator, in a separate process
 
 
-def test_memory_allocator_needs_nccl_2_19(tmp_path):
+def test_allocating_memory_for_windows_needs_nccl_2_19(tmp_path):
     with contextlib.closing(procs.Group()) as children:
         assert children.start(nccl_window_workers.allocator_in_c, VERSION, nccl_stubs.build(VERSION).environment(folder=tmp_path)).result(60.0) == 0
         old = children.start(nccl_window_workers.allocator_in_c, "2.18.1", nccl_stubs.build("2.18.1").environment(folder=tmp_path)).result(60.0)
@@ -159,7 +159,7 @@ def test_memory_allocator_needs_nccl_2_19(tmp_path):
 
 
 
-def test_trace_knows_the_writing_rank():
+def test_trace_analyser_knows_sender_and_receiver_of_one_sided_operations():
     from dldist.trace import read
 
     for text, ends in (("put 1->2", (1, 2)), ("signal 0->1", (0, 1)), ("wait_signal 2<-1", (1, 2))):

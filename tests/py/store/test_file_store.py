@@ -24,7 +24,7 @@ def open_store(path, world_size=-1):
     return dldist.FileStore(path, world_size, timeout=LONG)
 
 
-def test_processes_share_the_file(path, procs):
+def test_processes_share_a_file_store(path, procs):
     store = open_store(path)
     child = procs.start(workers.file_member, path, -1, ["from-child"])
     assert child.recv() == 1
@@ -43,7 +43,7 @@ def test_wait_ends_when_another_process_sets_the_key(path, procs):
 
 
 @pytest.mark.parametrize("world_size", [-1, 1])
-def test_second_job_does_not_see_the_first(path, world_size):
+def test_second_job_does_not_see_the_values_of_the_first(path, world_size):
     first = open_store(path, world_size)
     first.set("old", "1")
     first.queue_push("q", "old")
@@ -56,7 +56,7 @@ def test_second_job_does_not_see_the_first(path, world_size):
     assert second.get("new") == b"1"
 
 
-def test_file_of_a_complete_job_is_removed(path, procs):
+def test_file_of_a_store_is_removed_after_a_complete_job(path, procs):
     store = open_store(path, 2)
     child = procs.start(workers.file_member, path, 2, ["a"])
     child.recv()
@@ -68,14 +68,14 @@ def test_file_of_a_complete_job_is_removed(path, procs):
     assert not os.path.exists(path)
 
 
-def test_file_without_a_world_size_stays(path):
+def test_file_of_a_store_without_a_world_size_is_not_removed(path):
     store = open_store(path)
     store.set("a", "1")
     del store
     assert os.path.exists(path)
 
 
-def test_member_that_leaves_early_does_not_end_the_job(path):
+def test_rank_that_leaves_early_does_not_remove_the_file(path):
     """With a world size, a late member must find the values of one that has left cleanly."""
     early = open_store(path, 2)
     early.set("a", "from the early one")
@@ -87,7 +87,7 @@ def test_member_that_leaves_early_does_not_end_the_job(path):
 
 
 @pytest.mark.parametrize("world_size", [-1, 2])
-def test_values_of_a_killed_job_are_discarded(path, world_size, procs):
+def test_values_of_a_job_whose_processes_were_killed_are_discarded(path, world_size, procs):
     """Data of a dead job must not be read as live, and its file must serve the next job."""
     child = procs.start(workers.file_member, path, world_size, ["stale"])
     child.recv()
@@ -101,7 +101,7 @@ def test_values_of_a_killed_job_are_discarded(path, world_size, procs):
     assert open_store(path, world_size).get("fresh") == b"1"
 
 
-def test_values_of_a_killed_member_are_kept(path, procs):
+def test_values_of_one_killed_process_are_kept_while_others_run(path, procs):
     """Other members must keep the killed member's values, and the last one still end the job."""
     store = open_store(path)
     child = procs.start(workers.file_member, path, -1, ["a", "b"])
@@ -116,7 +116,7 @@ def test_values_of_a_killed_member_are_kept(path, procs):
 
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
-def test_record_torn_by_a_crash_is_ignored(path, part):
+def test_incomplete_record_of_a_crashed_process_is_ignored(path, part):
     """A record torn by a writer's crash must be ignored, with the rest of the file."""
     store = open_store(path)
     store.set("whole", "1")
@@ -138,7 +138,7 @@ def test_record_torn_by_a_crash_is_ignored(path, part):
     assert len(third.list_keys()) == 2
 
 
-def test_trailing_zeros_are_ignored(path):
+def test_zeros_at_the_end_of_a_store_file_are_ignored(path):
     """Trailing zeros, as a file system leaves them for unwritten data, must be ignored."""
     store = open_store(path)
     store.set("whole", "1")
@@ -150,7 +150,7 @@ def test_trailing_zeros_are_ignored(path):
     assert open_store(path).multi_get(["whole", "after"]) == [b"1", b"1"]
 
 
-def test_trailing_garbage_is_an_error(path):
+def test_other_bytes_at_the_end_of_a_store_file_are_an_error(path):
     """Bytes that dldist did not write must be an error, neither read as values nor overwritten."""
     store = open_store(path)
     store.set("whole", "1")
@@ -166,7 +166,7 @@ def test_trailing_garbage_is_an_error(path):
     assert os.path.getsize(path) == size
 
 
-def test_file_of_another_kind_is_an_error(tmp_path):
+def test_file_that_is_no_store_is_an_error(tmp_path):
     """A file of another kind must be an error or read as empty, never as values."""
     path = tmp_path / "notes.txt"
     path.write_bytes(b"dear diary, " * 100)
@@ -179,7 +179,7 @@ def test_file_of_another_kind_is_an_error(tmp_path):
         assert len(store.list_keys()) == 0
 
 
-def test_directory_may_be_created_late(tmp_path, procs):
+def test_directory_of_a_file_store_may_be_created_late(tmp_path, procs):
     directory = tmp_path / "later"
     child = procs.start(workers.file_member, str(directory / "store"), -1, ["a"])
     directory.mkdir()
@@ -187,21 +187,21 @@ def test_directory_may_be_created_late(tmp_path, procs):
     assert open_store(str(directory / "store")).get("a") == f"by {child.pid}".encode()
 
 
-def test_missing_directory_is_a_timeout(tmp_path):
+def test_opening_a_file_store_in_a_missing_directory_times_out(tmp_path):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreError, match="no-such-directory"):
         dldist.FileStore(str(tmp_path / "no-such-directory" / "store"), timeout=timedelta(seconds=0.4))
     assert 0.35 < time.monotonic() - start < under_load(2)
 
 
-def test_path_of_a_directory_is_an_error(tmp_path):
+def test_file_store_at_the_path_of_a_directory_is_an_error(tmp_path):
     start = time.monotonic()
     with pytest.raises(dldist.DistError, match=str(tmp_path)):
         dldist.FileStore(str(tmp_path), timeout=timedelta(seconds=1))
     assert time.monotonic() - start < under_load(3)
 
 
-def test_lock_held_by_another_process_times_out_and_is_named(path, procs):
+def test_timeout_names_the_process_that_holds_the_file_lock(path, procs):
     """Calls must wait for a slow lock until the deadline, then name it, and work once it frees."""
     store = open_store(path)
     store.set("a", "1")
@@ -244,7 +244,7 @@ def test_concurrent_processes_lose_no_add_or_append(path, procs):
     assert sorted(entries) == sorted(f"{child.pid}.{i}" for child in children for i in range(count // 10))
 
 
-def test_kill_while_writing_leaves_only_complete_values(path, procs):
+def test_process_killed_while_writing_leaves_only_complete_values(path, procs):
     """After a SIGKILL during many writes, the survivor must only read complete values."""
     store = open_store(path)
     for round_number in range(5):
@@ -262,7 +262,7 @@ def test_kill_while_writing_leaves_only_complete_values(path, procs):
         assert store.get("survivor") == str(round_number).encode()
 
 
-def test_num_keys_counts_the_stores_own_key(path):
+def test_num_keys_of_a_file_store_counts_its_internal_key(path):
     """num_keys must count the store's own key, as in c10d."""
     store = open_store(path)
     assert (store.num_keys(), store.list_keys()) == (1, [])
@@ -280,12 +280,12 @@ def test_two_stores_of_one_process_share_the_file(path):
     assert len(open_store(path).list_keys()) == 2
 
 
-def test_file_is_private_to_the_user(path):
+def test_file_of_a_store_is_private_to_its_user(path):
     open_store(path).set("a", "1")
     assert os.stat(path).st_mode & 0o022 == 0
 
 
-def test_repr_has_the_path(tmp_path):
+def test_repr_of_a_file_store_has_its_path(tmp_path):
     path = tmp_path / "st'öre"
     store = dldist.FileStore(str(path), 1)
     assert store.path == str(path)

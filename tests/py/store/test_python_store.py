@@ -69,7 +69,7 @@ def prefix(base):
     return dldist.PrefixStore("p", base)
 
 
-def test_overrides_are_called_with_joined_keys_and_bytes(base, prefix):
+def test_methods_of_a_python_store_get_joined_keys_and_bytes(base, prefix):
     prefix.set("k", "text")
     assert base.calls == [("set", "p/k", b"text")]
     assert prefix.get("k") == b"text"
@@ -92,31 +92,31 @@ def test_nested_prefixes_are_joined_from_the_innermost_store(base):
     assert base.data == {"p/q/k": b"v"}
 
 
-def test_subclass_uses_its_own_operations(base):
+def test_python_store_can_be_used_through_its_own_methods(base):
     base.set("k", b"v")
     assert base.get("k") == b"v"
     assert isinstance(base, dldist.Store)
 
 
-def test_timeouts_reach_wait(base, prefix):
+def test_timeout_is_passed_to_wait_of_a_python_store(base, prefix):
     prefix.set("k", "v")
     prefix.wait(["k"], timedelta(seconds=7))
     assert base.calls[-1] == ("wait", ("p/k",), timedelta(seconds=7))
 
 
-def test_str_values_from_overrides_are_encoded(prefix, base):
+def test_str_returned_by_a_python_store_is_encoded(prefix, base):
     base.data["p/k"] = "a str"
     assert prefix.get("k") == b"a str"
 
 
 @pytest.mark.parametrize("value", [3, None, ["x"]])
-def test_wrong_results_of_overrides_are_rejected(prefix, base, value):
+def test_wrong_results_of_a_python_stores_methods_are_rejected(prefix, base, value):
     base.data["p/k"] = value
     with pytest.raises(TypeError):
         prefix.get("k")
 
 
-def test_generic_forms_use_overrides(prefix, base):
+def test_generic_operations_of_a_prefix_use_the_methods_of_a_python_store(prefix, base):
     """The generic methods must work: append by get and compare_set, multi_* by loops, try_get by
     check and get, barrier by add and wait."""
     prefix.append("log", "one ")
@@ -129,7 +129,7 @@ def test_generic_forms_use_overrides(prefix, base):
     assert prefix.barrier("b", 1) is None
 
 
-def test_store_itself_has_the_generic_forms(base):
+def test_python_store_has_the_generic_operations(base):
     base.append("log", "one")
     assert base.data["log"] == b"one"
     base.multi_set(["a", "b"], ["1", "2"])
@@ -156,7 +156,7 @@ FAILING_CALLS = {
 
 
 @pytest.mark.parametrize("name", FAILING_CALLS)
-def test_exceptions_pass_unchanged(name):
+def test_exceptions_of_a_python_store_are_raised_unchanged(name):
     error = Custom("original")
 
     def fail(*_):
@@ -195,7 +195,7 @@ MISSING = {
 
 @pytest.mark.parametrize("name", MISSING)
 @pytest.mark.parametrize("through_prefix", [False, True], ids=["direct", "prefix"])
-def test_missing_overrides_are_named(name, through_prefix):
+def test_missing_methods_of_a_python_store_are_named(name, through_prefix):
     """A missing override must raise NotImplementedError (a RuntimeError, as in c10d) that names the
     class, and never recurse."""
     store = dldist.PrefixStore("p", Bare()) if through_prefix else Bare()
@@ -230,7 +230,7 @@ class Minimal(dldist.Store):
 
 
 @pytest.mark.parametrize("through_prefix", [False, True], ids=["direct", "prefix"])
-def test_generic_operations_need_four_operations(through_prefix):
+def test_generic_operations_need_only_four_methods_of_a_python_store(through_prefix):
     plain = Minimal()
     store = dldist.PrefixStore("p", plain) if through_prefix else plain
     for value in ("a", "a", "bc"):  # also the same value twice
@@ -242,12 +242,12 @@ def test_generic_operations_need_four_operations(through_prefix):
         store.check(["k"])
 
 
-def test_store_itself_has_no_operations():
+def test_base_class_store_has_no_operations():
     with pytest.raises((TypeError, NotImplementedError)):
         dldist.Store().set("k", "v")
 
 
-def test_super_calls_reach_the_generic_operations(base):
+def test_super_calls_of_a_python_store_use_the_generic_operations(base):
     class Counting(DictStore):
         multi = 0
 
@@ -267,7 +267,7 @@ def test_super_calls_reach_the_generic_operations(base):
     assert store.data["p/log"] == b"x!"
 
 
-def test_super_call_of_a_required_operation_is_no_recursion():
+def test_super_call_of_a_required_store_method_does_not_recurse():
     class Calls(dldist.Store):
         def set(self, key, value):
             super().set(key, value)
@@ -278,7 +278,7 @@ def test_super_call_of_a_required_operation_is_no_recursion():
         dldist.PrefixStore("p", Calls()).set("k", "v")
 
 
-def test_subclass_need_not_call_super_init():
+def test_python_store_need_not_call_the_constructor_of_its_base_class():
     class Lazy(DictStore):
         def __init__(self):
             self.data = {}
@@ -299,7 +299,7 @@ def test_native_stores_can_be_subclassed_or_raise():
             assert issubclass(derived, dldist.Store)
 
 
-def test_cycles_are_collected():
+def test_reference_cycle_through_a_python_store_is_collected():
     store = DictStore()
     store.own_prefix = dldist.PrefixStore("p", store)
     store.own_prefix.set("k", "v")
@@ -309,7 +309,7 @@ def test_cycles_are_collected():
     assert gone() is None
 
 
-def test_prefix_keeps_its_store_alive():
+def test_prefix_store_keeps_a_python_store_alive():
     store = DictStore()
     data = store.data
     prefix = dldist.PrefixStore("p", store)
@@ -319,7 +319,7 @@ def test_prefix_keeps_its_store_alive():
     assert data == {"p/k": b"v"}
 
 
-def test_overrides_can_be_called_from_other_threads(base, prefix):
+def test_methods_of_a_python_store_can_be_called_from_other_threads(base, prefix):
     errors = []
 
     def use(number):
@@ -339,7 +339,7 @@ def test_overrides_can_be_called_from_other_threads(base, prefix):
     assert base.num_keys() == 800
 
 
-def test_subclass_may_wrap_a_native_store():
+def test_python_store_may_wrap_a_native_store():
     """A store that counts calls and forwards them, the usual purpose of subclasses, must work."""
 
     class Counting(dldist.Store):
@@ -392,7 +392,7 @@ class WholeStore(DictStore):
         return self.limit
 
 
-def test_all_overrides_are_reached_through_a_prefix():
+def test_all_methods_of_a_python_store_are_used_through_a_prefix():
     base = WholeStore()
     prefix = dldist.PrefixStore("p", base)
     prefix.multi_set(["a", "b"], ["1", "2"])
@@ -424,14 +424,14 @@ WRONG_RESULTS = {
 
 
 @pytest.mark.parametrize("case", WRONG_RESULTS)
-def test_wrong_results_are_named(case):
+def test_error_about_a_wrong_result_of_a_python_store_names_the_method(case):
     call, result, text = WRONG_RESULTS[case]
     store = type("Wrong", (WholeStore,), {case.split()[0]: lambda *_: result})()
     with pytest.raises((TypeError, ValueError), match=text):
         call(dldist.PrefixStore("p", store))
 
 
-def test_exceptions_in_calls_that_cannot_fail_reach_the_unraisable_hook(monkeypatch):
+def test_exception_in_a_store_method_that_cannot_fail_is_reported_as_unraisable(monkeypatch):
     def fail(*_):
         raise Custom("not now")
 

@@ -217,7 +217,7 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_stores_match_the_model_in_random_sequences(kind, tmp_path):
+def test_random_sequences_of_store_calls_match_a_simple_model(kind, tmp_path):
     places = (tmp_path / str(number) for number in itertools.count())
 
     class Machine(StoreMachine):

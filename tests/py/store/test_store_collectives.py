@@ -65,7 +65,7 @@ def on_all(open_store, call):
     return [results[rank] for rank in range(SIZE)]
 
 
-def test_barrier_waits_for_all_ranks(open_store):
+def test_barrier_over_a_store_waits_for_all_ranks(open_store):
     here = []
 
     def call(collectives, rank):
@@ -118,14 +118,14 @@ def test_all_gather_gives_all_values_to_all_ranks(open_store):
     ],
     ids=["barrier", "all_sum", "gather_recv", "all_gather"],
 )
-def test_missing_ranks_are_named(open_store, call, text):
+def test_error_of_a_collective_over_a_store_names_missing_ranks(open_store, call, text):
     collectives = _StoreCollectives(open_store(), 1, SIZE)
     with pytest.raises(RuntimeError, match=text):
         call(collectives)
 
 
 @pytest.mark.parametrize("name", ["broadcast_recv", "scatter_recv"])
-def test_receive_without_a_sender_times_out(open_store, name):
+def test_receiving_over_a_store_without_a_sender_times_out(open_store, name):
     with pytest.raises(RuntimeError, match="(?i:wait timeout after)"):
         getattr(_StoreCollectives(open_store(), 1, SIZE), name)("k", SHORT)
 
@@ -192,7 +192,7 @@ def test_failure_of_the_store_is_not_reported_as_missing_ranks(late):
         _StoreCollectives(FailingStore(late, None), 0, 2).barrier("k", SHORT)
 
 
-def test_key_can_be_used_once():
+def test_key_of_a_collective_over_a_store_can_be_used_only_once():
     store = dldist.HashStore()
     collectives = _StoreCollectives(store, 0, 1)
     collectives.barrier("foo", SHORT)
@@ -217,7 +217,7 @@ def test_collectives_work_over_a_python_store():
     assert on_all(lambda: store, lambda collectives, rank: collectives.all_gather("k", str(rank), LONG)) == [[b"0", b"1", b"2"]] * SIZE
 
 
-def test_wrong_arguments_are_rejected():
+def test_collectives_over_a_store_reject_wrong_arguments():
     store = dldist.HashStore()
     with pytest.raises(TypeError, match="'store' must be a Store, not dict"):
         _StoreCollectives({}, 0, 1)
@@ -231,7 +231,7 @@ def test_wrong_arguments_are_rejected():
         collectives.barrier("other", "soon")
 
 
-def test_the_base_has_no_constructor():
+def test_base_class_of_store_collectives_has_no_constructor():
     """As in c10d, only subclasses have a constructor."""
 
     class Bare(_ControlCollectives):
@@ -268,7 +268,7 @@ CALLS = [
 
 
 @pytest.mark.torch
-def test_results_and_errors_match_torchs():
+def test_collectives_over_a_store_match_torchs_results_and_errors():
     """In a world of one, results and types of errors must be equal."""
     import torch.distributed as torch_distributed
 
@@ -288,5 +288,5 @@ def shapes(kind):
     return {name: list(inspect.signature(value).parameters) for name, value in vars(kind).items() if name[0] != "_"}
 
 
-def test_the_base_has_every_call():
+def test_base_class_of_store_collectives_declares_every_call():
     assert shapes(_ControlCollectives) == shapes(_StoreCollectives)

@@ -109,7 +109,7 @@ def test_get_returns_the_set_value_as_bytes(store):
     assert store.get("key") == b"bytes"
 
 
-def test_values_are_visible_through_another_handle(kind, store):
+def test_values_are_visible_through_another_handle_of_the_store(kind, store):
     other = kind.open()
     store.set("a", "1")
     assert other.get("a") == b"1"
@@ -152,7 +152,7 @@ def test_str_and_bytes_keys_are_the_same_key(store):
     assert store.get("raw\udcff") == b"2"
 
 
-def test_key_without_an_encoding_is_rejected(store):
+def test_key_that_cannot_be_encoded_is_rejected(store):
     with pytest.raises(UnicodeEncodeError):
         store.set("\ud800", "v")
     store.set("after", "v")
@@ -306,7 +306,7 @@ def test_wait_ends_when_all_keys_exist(kind, store):
     assert waiting.result() is None
 
 
-def test_wait_timeout_names_the_missing_keys(kind, store):
+def test_wait_that_times_out_names_the_missing_keys(kind, store):
     store.set("has-it", "1")
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
@@ -320,7 +320,7 @@ def test_wait_timeout_names_the_missing_keys(kind, store):
     assert store.add("n", 1) == 1
 
 
-def test_default_timeout_applies(kind, store):
+def test_default_timeout_applies_to_calls_without_a_timeout(kind, store):
     handle = store.clone()
     handle.set_timeout(SHORT)
     try:
@@ -413,7 +413,7 @@ def test_clone_outlives_its_store(store):
 # -- queues, list_keys, barrier ------------------------------------------------------------------
 
 
-def test_queue_is_first_in_first_out(kind, store):
+def test_queue_returns_items_in_the_order_of_pushes(kind, store):
     need(kind, "queues")
     other = kind.open()
     for value in ("1", b"2", ALL_BYTES, ""):
@@ -438,7 +438,7 @@ def test_queue_pop_of_an_empty_queue_raises_without_blocking(kind, store):
     assert store.queue_pop(key="q", block=False) == b"x"
 
 
-def test_queue_pop_waits(kind, store):
+def test_queue_pop_waits_for_an_item(kind, store):
     need(kind, "queues")
     waiting = Background(kind.open().queue_pop, "q")
     store.queue_push("q", "late")
@@ -446,7 +446,7 @@ def test_queue_pop_waits(kind, store):
     assert store.queue_len("q") == 0
 
 
-def test_queue_pop_takes_nothing_after_its_timeout(kind, store):
+def test_queue_pop_removes_no_item_after_its_timeout(kind, store):
     need(kind, "queues")
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         store.queue_pop("q", timeout=SHORT)
@@ -465,7 +465,7 @@ def test_each_queue_item_is_popped_once(kind, store):
     assert sorted(popper.result() for popper in poppers) == [b"w", b"x", b"y", b"z"]
 
 
-def test_queues_and_values_are_separate(kind, store):
+def test_queue_and_value_with_the_same_key_are_separate(kind, store):
     need(kind, "queues")
     store.queue_push("q", "item")
     assert store.check(["q"]) is True
@@ -499,7 +499,7 @@ def test_list_keys_returns_the_existing_keys(kind, store):
     assert sorted(store.list_keys()) == ["", "b/c", "n"]
 
 
-def test_list_keys_returns_usable_names(kind, store):
+def test_list_keys_returns_keys_that_get_accepts(kind, store):
     need(kind, "list_keys")
     store.set(b"raw\xff", "1")
     store.set("\u9375", "2")
@@ -507,7 +507,7 @@ def test_list_keys_returns_usable_names(kind, store):
     assert sorted(store.get(key) for key in keys) == [b"1", b"2"]
 
 
-def test_barrier_waits_for_all_ranks(kind):
+def test_barrier_of_a_store_waits_for_all_ranks(kind):
     need(kind, "barrier")
     handles = [kind.open() for _ in range(3)]
     early = [Background(handle.barrier, "b", 3) for handle in handles[:2]]
@@ -517,7 +517,7 @@ def test_barrier_waits_for_all_ranks(kind):
         assert thread.result() is None
 
 
-def test_barrier_of_one_returns(kind, store):
+def test_barrier_of_one_rank_returns_immediately(kind, store):
     need(kind, "barrier")
     assert store.barrier("b", 1) is None
 
@@ -574,7 +574,7 @@ BAD_CALLS = {
 
 @pytest.mark.parametrize("call, argument, type_name", BAD_CALLS.values(), ids=BAD_CALLS.keys())
 @pytest.mark.parametrize("name", ["hash", "tcp", "prefix-hash"])
-def test_bad_argument_is_named(name, call, argument, type_name, tmp_path):
+def test_error_of_a_store_call_names_the_wrong_argument(name, call, argument, type_name, tmp_path):
     kind = KINDS[name](str(tmp_path))
     store = kind.open()
     with pytest.raises(TypeError) as raised:
@@ -598,7 +598,7 @@ def test_bad_argument_is_named(name, call, argument, type_name, tmp_path):
         lambda s: s.wait(),
     ],
 )
-def test_wrong_number_of_arguments_is_rejected(call):
+def test_store_calls_reject_a_wrong_number_of_arguments(call):
     with pytest.raises(TypeError):
         call(dldist.HashStore())
 
@@ -606,7 +606,7 @@ def test_wrong_number_of_arguments_is_rejected(call):
 # -- timeouts as values --------------------------------------------------------------------------
 
 
-def test_timeout_is_returned_as_it_was_set(store):
+def test_timeout_of_a_store_is_returned_as_it_was_set(store):
     handle = store.clone()
     for value in (timedelta(seconds=7), timedelta(milliseconds=250), timedelta(days=3, microseconds=1000)):
         assert handle.set_timeout(value) is None
@@ -614,7 +614,7 @@ def test_timeout_is_returned_as_it_was_set(store):
     handle.set_timeout(LONG)
 
 
-def test_default_timeout_is_300_seconds(tmp_path):
+def test_default_timeout_of_a_store_is_300_seconds(tmp_path):
     assert dldist.HashStore().timeout == timedelta(seconds=300)
     assert dldist.FileStore(str(tmp_path / "f")).timeout == timedelta(seconds=300)
     master = dldist.TCPStore("127.0.0.1", 0, is_master=True)
@@ -623,7 +623,7 @@ def test_default_timeout_is_300_seconds(tmp_path):
     assert dldist.HashStore(timeout=timedelta(seconds=2)).timeout == timedelta(seconds=2)
 
 
-def test_prefix_shares_the_timeout():
+def test_prefix_store_shares_the_timeout_of_its_store():
     base = dldist.HashStore()
     prefix = dldist.PrefixStore("p", base)
     prefix.set_timeout(timedelta(seconds=3))
@@ -631,7 +631,7 @@ def test_prefix_shares_the_timeout():
 
 
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(microseconds=1)])
-def test_tiny_timeouts_end_immediately(store, timeout):
+def test_tiny_timeouts_of_store_calls_end_immediately(store, timeout):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError):
         store.wait(["absent"], timeout)
@@ -640,7 +640,7 @@ def test_tiny_timeouts_end_immediately(store, timeout):
     assert store.get("absent") == b"now"
 
 
-def test_huge_timeout_is_no_overflow(kind, store):
+def test_huge_timeout_does_not_overflow(kind, store):
     waiting = Background(store.get, "key", timeout=timedelta.max)
     kind.open().set("key", "v")
     assert waiting.result() == b"v"
@@ -649,7 +649,7 @@ def test_huge_timeout_is_no_overflow(kind, store):
 # -- the kinds themselves ------------------------------------------------------------------------
 
 
-def test_hash_stores_are_separate():
+def test_two_hash_stores_do_not_share_data():
     first, second = dldist.HashStore(), dldist.HashStore()
     first.set("a", "1")
     assert second.check(["a"]) is False
@@ -660,7 +660,7 @@ def test_all_stores_are_subclasses_of_store():
         assert issubclass(kind, dldist.Store)
 
 
-def test_nested_prefixes_start_with_the_innermost_store():
+def test_key_of_nested_prefix_stores_begins_with_the_innermost_prefix():
     base = dldist.HashStore()
     nested = dldist.PrefixStore("q", dldist.PrefixStore("p", base))
     nested.set("k", "v")
@@ -671,7 +671,7 @@ def test_nested_prefixes_start_with_the_innermost_store():
     assert nested.num_keys() == 1
 
 
-def test_prefix_nesting_has_a_limit():
+def test_nesting_of_prefix_stores_is_limited():
     """Nesting must be limited: each level uses stack in every call, and 20,000 levels caused a
     segmentation fault."""
     store = dldist.HashStore()
@@ -684,7 +684,7 @@ def test_prefix_nesting_has_a_limit():
     assert store.timeout == store._underlying_non_prefix_store.timeout
 
 
-def test_prefix_sees_only_its_own_keys():
+def test_prefix_store_lists_only_its_own_keys():
     base = dldist.HashStore()
     base.set("k", "outside")
     prefix = dldist.PrefixStore("p", base)
@@ -695,7 +695,7 @@ def test_prefix_sees_only_its_own_keys():
     assert prefix.list_keys() == []
 
 
-def test_prefix_of_another_object_is_rejected():
+def test_prefix_store_over_an_object_that_is_no_store_is_rejected():
     with pytest.raises(ValueError, match="store"):
         dldist.PrefixStore("p", None)
     with pytest.raises(TypeError, match="store.*int|int.*store"):
@@ -704,20 +704,20 @@ def test_prefix_of_another_object_is_rejected():
         dldist.PrefixStore(3, dldist.HashStore())
 
 
-def test_prefix_underlying_store_is_the_identical_object():
+def test_underlying_store_of_a_prefix_store_is_the_same_object():
     base = dldist.HashStore()
     prefix = dldist.PrefixStore("p", base)
     assert prefix.underlying_store is base
     assert dldist.PrefixStore("q", prefix).underlying_store is prefix
 
 
-def test_file_store_has_its_path(tmp_path):
+def test_file_store_knows_its_path(tmp_path):
     path = str(tmp_path / "store")
     assert dldist.FileStore(path).path == path
     assert dldist.FileStore(tmp_path / "store", 2, timeout=LONG).path == path
 
 
-def test_tcp_store_has_its_host_and_port(tmp_path):
+def test_tcp_store_knows_its_host_and_port(tmp_path):
     kind = Tcp(str(tmp_path))
     client = kind.open()
     assert client.host == "127.0.0.1"
@@ -725,7 +725,7 @@ def test_tcp_store_has_its_host_and_port(tmp_path):
     assert str(client.port) in repr(client) and "TCPStore" in repr(client)
 
 
-def test_timeouts_have_c10ds_texts():
+def test_timeout_errors_of_stores_have_the_texts_of_torch():
     master = dldist.TCPStore("127.0.0.1", 0, is_master=True, timeout=SHORT)
     with pytest.raises(dldist.DistStoreError, match=r"^wait timeout after 150ms, keys: /a key \(1 of 1 missing\): get on TCPStore at "):
         master.get("a key")
@@ -735,13 +735,13 @@ def test_timeouts_have_c10ds_texts():
         dldist.HashStore(timeout=SHORT).wait(["a"])
 
 
-def test_world_size_zero_is_rejected():
+def test_store_with_a_world_size_of_zero_is_rejected():
     for port in (0, 1):
         with pytest.raises(ValueError, match="TCPStore world size cannot be 0"):
             dldist.TCPStore("127.0.0.1", port, 0, False)
 
 
-def test_tcp_num_keys_counts_the_join_key_only_with_a_world_size():
+def test_num_keys_of_a_tcp_store_counts_the_join_key_only_with_a_world_size():
     master = dldist.TCPStore("127.0.0.1", 0, 1, True, LONG)
     assert master.num_keys() == 1
     assert master.list_keys() == []
@@ -761,17 +761,17 @@ def test_tcp_num_keys_counts_the_join_key_only_with_a_world_size():
         (("127.0.0.1", 0, 1, True, LONG, True, False, "fd"), TypeError, "master_listen_fd"),
     ],
 )
-def test_tcp_constructor_rejects_wrong_arguments(arguments, error, name):
+def test_tcp_store_constructor_rejects_wrong_arguments(arguments, error, name):
     with pytest.raises(error, match=name):
         dldist.TCPStore(*arguments)
 
 
-def test_tcp_client_of_port_zero_is_rejected():
+def test_tcp_store_client_of_port_zero_is_rejected():
     with pytest.raises((ValueError, dldist.DistNetworkError), match=r"port|127\.0\.0\.1"):
         dldist.TCPStore("127.0.0.1", 0, timeout=SHORT)
 
 
-def test_file_store_rejects_wrong_arguments(tmp_path):
+def test_file_store_constructor_rejects_wrong_arguments(tmp_path):
     with pytest.raises(TypeError, match="file_name"):
         dldist.FileStore(3)
     with pytest.raises(TypeError, match="world_size"):

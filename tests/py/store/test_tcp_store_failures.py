@@ -36,7 +36,7 @@ def master(host=LOOPBACK, port=0, **options):
 
 
 @pytest.mark.deadline(60)
-def test_killed_server_fails_every_blocked_call(procs):
+def test_killed_store_server_fails_every_blocked_call(procs):
     """Every blocked call of every client must fail within a second and name the server."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
@@ -57,7 +57,7 @@ def test_killed_server_fails_every_blocked_call(procs):
         assert later is not None and "DistNetworkError" in later[0], later
 
 
-def test_closed_server_fails_blocked_calls_of_the_same_process():
+def test_closing_the_store_server_fails_blocked_calls_of_the_same_process():
     """The same must hold after del, with the client in another thread, and del must be quick."""
     server = master()
     port = server.port
@@ -137,7 +137,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_closes_only_its_connection(garbage):
+def test_malformed_bytes_close_only_their_own_connection(garbage):
     server = master()
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
     good = raw_connection(server.port)
@@ -161,7 +161,7 @@ HANDSHAKES = {
 
 
 @pytest.mark.parametrize("greeting", HANDSHAKES.values(), ids=HANDSHAKES.keys())
-def test_wrong_greeting_closes_the_connection(greeting):
+def test_connection_with_a_wrong_first_message_is_closed(greeting):
     server = master()
     raw = raw_connection(server.port, handshake=False)
     raw.sendall(greeting)
@@ -197,7 +197,7 @@ def test_reset_during_a_request_has_no_effect():
     assert server.num_keys() == 1
 
 
-def test_announced_lengths_allocate_no_memory(procs):
+def test_request_that_announces_a_huge_length_allocates_no_memory(procs):
     """A length within the limits must only cost memory as its bytes arrive."""
     server = procs.start(workers.tcp_server)
     port = server.recv()
@@ -227,7 +227,7 @@ def test_announced_lengths_allocate_no_memory(procs):
     server.send("stop")
 
 
-def test_slow_peer_is_served_and_delays_no_other_client():
+def test_slow_client_is_served_and_delays_no_other_client():
     """A slow peer must be served eventually, and delay no other client."""
     server = master()
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
@@ -262,7 +262,7 @@ def test_slow_peer_is_served_and_delays_no_other_client():
     raw.close()
 
 
-def test_waiters_of_a_closed_connection_are_removed():
+def test_waiting_requests_of_a_closed_connection_are_removed():
     """Waiters of closed connections must be removed: a pushed item must go to a live client."""
     server = master()
     for _ in range(10):
@@ -305,7 +305,7 @@ def test_client_that_does_not_read_does_not_delay_others(procs):
 # -- constructors that fail ----------------------------------------------------------------------
 
 
-def test_missing_workers_are_a_timeout():
+def test_store_that_waits_for_workers_times_out_if_none_join():
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         dldist.TCPStore(LOOPBACK, 0, 3, True, timedelta(seconds=0.5))
@@ -317,7 +317,7 @@ def test_missing_workers_are_a_timeout():
     assert socket.gethostname() in text or LOOPBACK in text, text
 
 
-def test_some_missing_workers_are_a_timeout(procs):
+def test_store_that_waits_for_workers_times_out_if_some_do_not_join(procs):
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -330,7 +330,7 @@ def test_some_missing_workers_are_a_timeout(procs):
     assert str(os.getpid()) in text and str(child.pid) in text, text
 
 
-def test_master_waits_until_all_workers_have_joined(procs):
+def test_store_server_waits_until_all_workers_have_joined(procs):
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -344,14 +344,14 @@ def test_master_waits_until_all_workers_have_joined(procs):
     assert store.list_keys() == []
 
 
-def test_master_need_not_wait_for_workers():
+def test_store_server_need_not_wait_for_workers():
     start = time.monotonic()
     store = dldist.TCPStore(LOOPBACK, 0, 5, True, LONG, wait_for_workers=False)
     assert time.monotonic() - start < helper.under_load(2)
     store.set("a", "1")
 
 
-def test_port_in_use_is_an_error():
+def test_store_server_on_a_port_in_use_is_an_error():
     first = master()
     with pytest.raises(dldist.DistNetworkError) as raised:
         master(port=first.port)
@@ -361,7 +361,7 @@ def test_port_in_use_is_an_error():
     first.set("a", "1")
 
 
-def test_port_in_use_by_another_server_is_an_error():
+def test_store_server_on_a_port_of_another_program_is_an_error():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     listener.listen()
@@ -370,12 +370,12 @@ def test_port_in_use_by_another_server_is_an_error():
     listener.close()
 
 
-def test_address_of_another_machine_is_an_error():
+def test_store_server_at_an_address_of_another_machine_is_an_error():
     with pytest.raises(dldist.DistNetworkError, match="192.0.2.1"):
         master(host="192.0.2.1")
 
 
-def test_connect_without_a_server_times_out():
+def test_store_client_without_a_server_times_out():
     unused, port = free_port()
     for seconds in (0.3, 1.2):
         start = time.monotonic()
@@ -388,7 +388,7 @@ def test_connect_without_a_server_times_out():
     unused.close()
 
 
-def test_connect_waits_for_a_server_that_starts_late():
+def test_store_client_waits_for_a_server_that_starts_late():
     unused, port = free_port()
     opened = []
     thread = threading.Thread(target=lambda: opened.append(dldist.TCPStore(LOOPBACK, port, timeout=LONG)))
@@ -402,7 +402,7 @@ def test_connect_waits_for_a_server_that_starts_late():
     assert server.get("a") == b"1"
 
 
-def test_connect_to_a_silent_listener_times_out():
+def test_store_client_of_a_listener_that_never_answers_times_out():
     """A listener that accepts but sends nothing must not block: the handshake has the deadline."""
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
@@ -415,7 +415,7 @@ def test_connect_to_a_silent_listener_times_out():
     listener.close()
 
 
-def test_connect_to_a_server_of_another_protocol_is_an_error():
+def test_store_client_of_a_server_with_another_protocol_is_an_error():
     """A server of another protocol must cause a network error that names the address, at the latest
     at the deadline."""
     listener = socket.socket()
@@ -446,7 +446,7 @@ def test_connect_to_a_server_of_another_protocol_is_an_error():
 
 
 @pytest.mark.deadline(60)
-def test_unresolvable_host_is_an_error():
+def test_store_client_of_a_host_that_cannot_be_resolved_is_an_error():
     with pytest.raises(dldist.DistNetworkError, match="no-such-host.invalid"):
         dldist.TCPStore("no-such-host.invalid", 29500, timeout=timedelta(seconds=1))
 
@@ -472,7 +472,7 @@ def connects(address, port, family=socket.AF_INET):
         return True
 
 
-def test_server_can_listen_on_ipv6():
+def test_store_server_can_listen_on_ipv6():
     need_ipv6()
     server = master(host="::1")
     client = dldist.TCPStore("::1", server.port, timeout=LONG)
@@ -483,20 +483,20 @@ def test_server_can_listen_on_ipv6():
         client.get("absent", timeout=SHORT)
 
 
-def test_server_can_listen_on_localhost():
+def test_store_server_can_listen_on_localhost():
     server = master(host="localhost")
     client = dldist.TCPStore("localhost", server.port, timeout=LONG)
     client.set("a", "1")
     assert server.get("a") == b"1"
 
 
-def test_listens_only_on_the_given_address():
+def test_store_server_listens_only_on_the_given_address():
     server = master(host=LOOPBACK)
     assert connects(LOOPBACK, server.port)
     assert not connects("127.0.0.2", server.port)
 
 
-def test_listens_on_all_addresses_on_request():
+def test_store_server_listens_on_all_addresses_on_request():
     server = master(host="0.0.0.0")
     assert connects(LOOPBACK, server.port)
     assert connects("127.0.0.2", server.port)
@@ -505,7 +505,7 @@ def test_listens_on_all_addresses_on_request():
     assert server.get("a") == b"1"
 
 
-def test_master_listens_on_the_given_descriptor_and_closes_it():
+def test_store_server_listens_on_a_given_socket_and_closes_it():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     port = listener.getsockname()[1]
@@ -517,7 +517,7 @@ def test_master_listens_on_the_given_descriptor_and_closes_it():
     assert not connects(LOOPBACK, port)
 
 
-def test_master_listen_fd_of_another_port_is_rejected():
+def test_listening_socket_of_another_port_is_rejected():
     listener = socket.socket()
     listener.bind((LOOPBACK, 0))
     bound = listener.getsockname()[1]
@@ -531,7 +531,7 @@ def test_master_listen_fd_of_another_port_is_rejected():
 
 
 @pytest.mark.parametrize("kind", ["closed", "file", "negative"])
-def test_invalid_master_listen_fd_is_rejected(kind, tmp_path):
+def test_invalid_listening_socket_is_rejected(kind, tmp_path):
     fd = -5
     if kind == "closed":
         fd = os.dup(0)
@@ -544,7 +544,7 @@ def test_invalid_master_listen_fd_is_rejected(kind, tmp_path):
         os.close(fd)
 
 
-def test_multi_tenant_masters_share_one_server():
+def test_multi_tenant_stores_of_a_process_share_one_server():
     first = master(multi_tenant=True)
     second = master(port=first.port, multi_tenant=True)
     second.set("a", "1")
@@ -559,7 +559,7 @@ def test_multi_tenant_masters_share_one_server():
     helper.poll_until(lambda: not connects(LOOPBACK, port))
 
 
-def test_server_is_shared_only_by_multi_tenant_masters():
+def test_store_server_is_shared_only_if_all_are_multi_tenant():
     shared = master(multi_tenant=True)
     with pytest.raises(dldist.DistNetworkError):
         master(port=shared.port)
@@ -568,7 +568,7 @@ def test_server_is_shared_only_by_multi_tenant_masters():
         master(port=alone.port, multi_tenant=True)
 
 
-def test_address_is_released_with_the_master():
+def test_port_is_released_with_the_store_server():
     first = master()
     port = first.port
     client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
@@ -581,7 +581,7 @@ def test_address_is_released_with_the_master():
 # -- secrets -------------------------------------------------------------------------------------
 
 
-def test_client_with_the_right_secret_is_accepted():
+def test_store_client_with_the_right_secret_is_accepted():
     server = master(secret="open sesame")
     client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG, secret=b"open sesame")
     client.set("a", "1")
@@ -600,7 +600,7 @@ def test_client_with_the_right_secret_is_accepted():
     [("sesame-1", "sesame-2"), ("sesame-1", None), (None, "sesame-2")],
     ids=["wrong", "client-has-none", "server-has-none"],
 )
-def test_different_secrets_are_rejected(servers, clients):
+def test_store_client_with_a_different_secret_is_rejected(servers, clients):
     server = master(secret=servers)
     start = time.monotonic()
     with pytest.raises(dldist.DistAuthError) as raised:
@@ -614,7 +614,7 @@ def test_different_secrets_are_rejected(servers, clients):
     server.set("a", "1")
 
 
-def test_client_without_the_secret_is_rejected():
+def test_store_client_without_the_secret_is_rejected():
     """Without the secret, requests must be ignored and nothing be stored."""
     server = master(secret="s")
     raw = raw_connection(server.port, handshake=False)
@@ -624,7 +624,7 @@ def test_client_without_the_secret_is_rejected():
 
 
 @pytest.mark.torch
-def test_torch_client_of_a_server_with_a_secret_is_rejected():
+def test_torch_client_of_a_store_server_with_a_secret_is_rejected():
     import torch.distributed
 
     server = master(secret="s")
@@ -634,7 +634,7 @@ def test_torch_client_of_a_server_with_a_secret_is_rejected():
 
 
 @pytest.mark.torch
-def test_secret_is_an_error_with_torchs_server():
+def test_store_client_with_a_secret_rejects_a_server_of_torch():
     import torch.distributed
 
     server = torch.distributed.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
@@ -642,7 +642,7 @@ def test_secret_is_an_error_with_torchs_server():
         dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=3), secret="s")
 
 
-def test_secret_is_read_from_the_environment(procs, monkeypatch):
+def test_secret_of_a_store_is_read_from_the_environment(procs, monkeypatch):
     monkeypatch.setenv("DLDIST_SECRET", "from the environment")
     server = master()
     child = procs.start(workers.secret_client, server.port)
@@ -660,7 +660,7 @@ def test_secret_of_a_wrong_type_is_rejected():
         master(secret=3)
 
 
-def test_limits_are_options_and_named_in_errors():
+def test_limits_of_a_store_are_options_and_named_in_errors():
     store = dldist.TCPStore("127.0.0.1", 0, is_master=True, max_key_bytes=100, max_value_bytes=1000)
     other = dldist.TCPStore("127.0.0.1", store.port)
     other.set("k" * 99, "v" * 1000)  # with a leading "/" the key has 100 bytes on the wire

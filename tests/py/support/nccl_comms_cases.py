@@ -70,7 +70,7 @@ def on_threads(functions):
     return results
 
 
-def test_every_collective_of_comms_is_right(stubs):
+def test_every_collective_over_several_devices_of_a_process_is_correct(stubs):
     with nccl.NcclComms([0, "cuda:1", 2]) as comms:
         assert comms.size == 3 and comms.devices == [0, 1, 2]
         x = [array(stubs, [device + 1.0], device) for device in range(3)]
@@ -99,7 +99,7 @@ def test_every_collective_of_comms_is_right(stubs):
         comms.all_reduce(x)
 
 
-def test_explicit_streams_are_used(stubs):
+def test_explicitly_given_streams_are_used(stubs):
     streams = [stubs.cuda.make_stream(device) for device in range(2)]
     x = [array(stubs, [1.0], device) for device in range(2)]
     with nccl.NcclComms([0, 1]) as comms:
@@ -116,7 +116,7 @@ def test_explicit_streams_are_used(stubs):
 
 
 @pytest.mark.parametrize("kind", ["exchange", "torch", "torch_exchange", "cupy"])
-def test_current_streams_of_libraries_are_used(stubs, framework, kind):
+def test_current_streams_of_the_tensors_libraries_are_used(stubs, framework, kind):
     """Collectives must use each device's current stream: after earlier work, before later work."""
     streams = [stubs.cuda.make_stream(device) for device in range(2)]
     arrays = [array(stubs, [0.0], device) for device in range(2)]
@@ -142,7 +142,7 @@ def test_current_streams_of_libraries_are_used(stubs, framework, kind):
         stubs.cuda.destroy_stream(stream)
 
 
-def test_own_arrays_are_on_the_default_stream(stubs):
+def test_arrays_of_nccl_groups_use_the_default_stream(stubs):
     groups = [nccl.NcclGroup(None, 0, 1, device=device) for device in range(2)]
     arrays = [group.empty(1, "float32") for group in groups]
     copies = [array(stubs, [0.0], device) for device in range(2)]
@@ -175,7 +175,7 @@ def memory_of(address):
     return float(numpy.frombuffer(ctypes.string_at(address, 4), "float32")[0])
 
 
-def test_parts_of_a_split_have_their_rank_and_device(stubs):
+def test_split_of_communicators_returns_one_for_each_rank_and_device(stubs):
     comms = nccl.NcclComms([0, 1])
     parts = comms.split()
     assert [(part.rank, part.world_size, part.device) for part in parts] == [(0, 2, 0), (1, 2, 1)]
@@ -200,7 +200,7 @@ def test_parts_of_a_split_have_their_rank_and_device(stubs):
         parts[0].all_reduce([])
 
 
-def test_ranks_connect_by_a_unique_id(stubs):
+def test_communicators_of_single_ranks_connect_by_a_unique_id(stubs):
     uid = nccl.NcclUniqueId()
     assert len(uid.as_bytes()) == 128
     for same in (nccl.NcclUniqueId(bytes(uid)), pickle.loads(pickle.dumps(uid)), copy.copy(uid)):
@@ -224,7 +224,7 @@ def test_ranks_connect_by_a_unique_id(stubs):
     assert on_threads([main(0), main(1)]) == [[3.0]] * 2
 
 
-def test_missing_rank_is_a_timeout(stubs):
+def test_creating_a_communicator_without_a_rank_times_out(stubs):
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError):
         group = nccl.NcclGroup(dldist.HashStore(), 0, 2, device=0, init_timeout=0.3, timeout=LIMIT_S)
@@ -234,7 +234,7 @@ def test_missing_rank_is_a_timeout(stubs):
 
 
 @pytest.mark.parametrize("where", ["on the device", "on the host"])
-def test_abort_handle_ends_a_waiting_call(stubs, where):
+def test_abort_handle_ends_a_call_that_waits_for_another_rank(stubs, where):
     """Abort while the other rank never joins: the kernel waits or, in a first collective, the
     calling thread."""
     first, second = nccl.NcclComms([0, 1]).split()
@@ -272,7 +272,7 @@ def test_abort_handle_ends_a_waiting_call(stubs, where):
     handle.abort()
 
 
-def test_close_does_not_wait_for_a_hung_call(stubs):
+def test_closing_a_communicator_does_not_wait_for_a_hung_call(stubs):
     """A thread in a call may wait in NCCL for ranks that never call. That call must then close the
     communicator."""
     rank = nccl.NcclComms([0]).split()[0]
@@ -291,7 +291,7 @@ def test_close_does_not_wait_for_a_hung_call(stubs):
     assert stubs.nccl.calls("ncclCommDestroy") == 1
 
 
-def test_abort_during_a_call_ends_it(stubs):
+def test_abort_of_a_communicator_ends_a_call_in_progress(stubs):
     comms = nccl.NcclComms([0, 1])
     x = [array(stubs, [1.0], device) for device in range(2)]
     stubs.nccl.hang("ncclGroupEnd", ms=300)
@@ -307,7 +307,7 @@ def test_abort_during_a_call_ends_it(stubs):
     comms.abort()
 
 
-def test_ranks_share_a_device(stubs, monkeypatch):
+def test_ranks_may_share_one_gpu(stubs, monkeypatch):
     """Ranks must be able to share a device, on a stream each, if NCCL's environment allows it."""
     with pytest.raises(dldist.DistBackendError, match="ncclInvalidUsage"):
         nccl.NcclComms([0, 0])

@@ -47,7 +47,7 @@ class Calls:
 
 @needs_configs
 @pytest.mark.parametrize("function", COLLECTIVES)
-def test_each_collective_is_configured(stubs, function):
+def test_nccl_configuration_applies_to_each_collective(stubs, function):
     configured = Calls(stubs, function)
 
     def run(group, rank):
@@ -66,7 +66,7 @@ def test_each_collective_is_configured(stubs, function):
 
 
 @needs_configs
-def test_composed_calls_are_configured(stubs):
+def test_nccl_configuration_applies_to_each_call_of_a_composed_collective(stubs):
     """Uneven blocks are made of broadcasts and reductions; each must get the configuration."""
     broadcasts, reductions = Calls(stubs, "ncclBroadcast"), Calls(stubs, "ncclReduce")
 
@@ -83,7 +83,7 @@ def test_composed_calls_are_configured(stubs):
 
 
 @needs_configs
-def test_blocks_nest_and_are_per_thread(stubs):
+def test_blocks_with_an_nccl_configuration_nest_and_are_per_thread(stubs):
     def configuration(group, x, **fields):
         stubs.nccl.reset()
         group.all_reduce(x)
@@ -112,7 +112,7 @@ def test_blocks_nest_and_are_per_thread(stubs):
 
 
 @needs_configs
-def test_non_default_values_reach_nccl(stubs):
+def test_values_of_a_configuration_that_are_not_defaults_reach_nccl(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     with nccl.coll_config(force_alg_selection=0, cta_policy=2):
         group.all_reduce(array(stubs, [1, 2]))
@@ -121,7 +121,7 @@ def test_non_default_values_reach_nccl(stubs):
 
 
 @needs_configs
-def test_coalesced_calls_keep_their_configuration(stubs):
+def test_coalesced_calls_keep_their_nccl_configuration(stubs):
     """Coalesced calls must keep their own configuration, even if the block and the object end
     before NCCL is called."""
     calls = Calls(stubs, "ncclAllReduce")
@@ -160,7 +160,7 @@ def test_estimates_are_of_the_configured_call(stubs):
 
 
 @needs_configs
-def test_messages_are_not_configured(stubs):
+def test_nccl_configuration_does_not_apply_to_messages(stubs):
     def run(group, rank):
         x, blocks = array(stubs, [1, 2], rank), [array(stubs, [1, 2], rank) for _ in range(2)]
         texts = []
@@ -184,7 +184,7 @@ def test_messages_are_not_configured(stubs):
 
 
 @needs_configs
-def test_one_sided_calls_are_not_configured(stubs):
+def test_nccl_configuration_is_rejected_for_one_sided_calls(stubs):
     def run(group, rank):
         x = group.empty(4, "int32")
         window = group.new_window(x)
@@ -208,7 +208,7 @@ def test_one_sided_calls_are_not_configured(stubs):
 
 
 @needs_configs
-def test_barriers_are_not_configured(stubs):
+def test_nccl_configuration_does_not_apply_to_barriers(stubs):
     calls = Calls(stubs, "ncclAllReduce")
 
     def run(group, rank):
@@ -221,7 +221,7 @@ def test_barriers_are_not_configured(stubs):
 
 
 @needs_configs
-def test_communicators_without_groups_are_configured(stubs):
+def test_nccl_configuration_applies_to_communicators_without_a_group(stubs):
     calls = Calls(stubs, "ncclAllReduce")
     with nccl.NcclComms([0, 1]) as comms:
         tensors = [array(stubs, [1, 2], rank) for rank in range(2)]
@@ -236,7 +236,7 @@ def test_communicators_without_groups_are_configured(stubs):
 
 
 @needs_configs
-def test_communicators_of_single_ranks_are_configured(stubs):
+def test_nccl_configuration_applies_to_communicators_of_single_ranks(stubs):
     calls = Calls(stubs, "ncclAllReduce")
     comms = nccl.NcclComms([0, 1]).split()
     sums, configuration = [None] * 2, [None] * 2
@@ -263,7 +263,7 @@ def test_communicators_of_single_ranks_are_configured(stubs):
 
 
 @needs_configs
-def test_wrong_values_are_rejected(stubs):
+def test_wrong_values_of_an_nccl_configuration_are_rejected(stubs):
     fields = "min_ctas, max_ctas, .*launch_completion_event"
     with pytest.raises(dldist.DistArgumentError, match=f"unknown field 'colour' of NCCL's configuration: expected one of {fields}"):
         nccl.coll_config(colour=1)
@@ -285,20 +285,20 @@ def test_wrong_values_are_rejected(stubs):
 
 @needs_configs
 @pytest.mark.skipif(NCCL >= (2, 32, 3), reason="this NCCL has all fields")
-def test_field_of_a_newer_nccl_is_an_error(stubs):
+def test_configuration_field_of_a_newer_nccl_is_an_error(stubs):
     with pytest.raises(NotImplementedError, match=r"launch_completion_event needs NCCL 2\.32\.3"):
         nccl.coll_config(launch_completion_event=0x1000)
 
 
 @pytest.mark.skipif(NCCL >= (2, 31, 2), reason="this NCCL has configurations of collectives")
-def test_older_nccl_is_an_error(stubs):
+def test_configuring_collectives_with_an_older_nccl_is_an_error(stubs):
     with pytest.raises(NotImplementedError, match=r"2\.31\.2"):
         nccl.coll_config(max_ctas=4)
 
 
 @needs_events
 @pytest.mark.parametrize("kind", ["address", "torch", "cupy"])
-def test_event_is_recorded_when_the_kernel_starts(stubs, framework, kind):
+def test_configured_event_is_recorded_when_the_kernel_starts(stubs, framework, kind):
     """The event must be recorded after earlier work and before the kernel."""
     group = _core.NcclGroup(None, 0, 1, device=0)
     side = Side(stubs, framework, 0)
@@ -322,7 +322,7 @@ def test_event_is_recorded_when_the_kernel_starts(stubs, framework, kind):
 
 
 @needs_configs
-def test_configuration_is_part_of_a_graph(stubs, framework):
+def test_nccl_configuration_is_part_of_a_captured_graph(stubs, framework):
     group = _core.NcclGroup(None, 0, 1, device=0)
     side = Side(stubs, framework, 0)
     x = side.array([1, 2])

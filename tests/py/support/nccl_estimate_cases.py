@@ -60,7 +60,7 @@ def works(stubs, pair):
 
 
 @pytest.mark.skipif(ESTIMATES, reason="this NCCL estimates")
-def test_older_nccl_is_an_error(stubs, pair, group):
+def test_time_estimate_with_an_older_nccl_is_an_error(stubs, pair, group):
     with pytest.raises(NotImplementedError, match=rf"ncclGroupSimulateEnd needs NCCL 2\.22\.3 or newer, this is {VERSION}"):
         group._start_time_estimate()
     backend = ProcessGroupNCCL(dldist.HashStore(), 0, 1)
@@ -70,7 +70,7 @@ def test_older_nccl_is_an_error(stubs, pair, group):
 
 
 @needs_estimates
-def test_estimated_calls_do_not_run(stubs):
+def test_calls_in_a_time_estimate_do_not_run(stubs):
     everybody = threading.Barrier(2)
 
     def run(group, rank):
@@ -108,7 +108,7 @@ def test_estimated_calls_do_not_run(stubs):
 
 
 @needs_estimates
-def test_first_calls_of_a_group_are_estimated(stubs):
+def test_first_calls_of_a_group_can_be_estimated(stubs):
     """The first calls must make the communicator."""
 
     def run(group, rank):
@@ -120,7 +120,7 @@ def test_first_calls_of_a_group_are_estimated(stubs):
 
 
 @needs_estimates
-def test_estimate_has_the_timeout_of_a_call(stubs):
+def test_time_estimate_has_the_timeout_of_a_call(stubs):
     """The watchdog must monitor an estimate, with a deadline that counts from its start."""
     stubs.nccl.slow_launches(300)
 
@@ -134,7 +134,7 @@ def test_estimate_has_the_timeout_of_a_call(stubs):
 
 
 @needs_estimates
-def test_one_rank_is_not_estimated(stubs):
+def test_group_of_one_rank_has_no_time_estimate(stubs):
     """With one rank NCCL carries out its calls immediately, even in a group."""
     before = stubs.nccl.calls("ncclAllReduce")
     group = _core.NcclGroup(None, 0, 1, device=0)
@@ -146,7 +146,7 @@ def test_one_rank_is_not_estimated(stubs):
 
 
 @needs_estimates
-def test_block_without_calls_has_no_estimate(stubs, group):
+def test_block_without_calls_has_no_time_estimate(stubs, group):
     for call in (lambda: None, lambda: group.all_reduce(array(stubs, []))):
         group._start_time_estimate()
         call()
@@ -154,7 +154,7 @@ def test_block_without_calls_has_no_estimate(stubs, group):
 
 
 @needs_estimates
-def test_works_complete_immediately(stubs, pair, group):
+def test_works_in_a_time_estimate_complete_immediately(stubs, pair, group):
     x, y = array(stubs, [1]), array(stubs, [2])
     group._start_time_estimate()
     work = group.all_reduce(x, async_op=True)
@@ -171,7 +171,7 @@ def test_works_complete_immediately(stubs, pair, group):
 
 
 @needs_estimates
-def test_recorder_counts_the_same_on_all_ranks(stubs, pair):
+def test_flight_recorder_numbers_stay_equal_on_all_ranks_after_an_estimate(stubs, pair):
     flight_recorder.reset()
     first = pair[0].sequence + 1
     for rank, group in enumerate(pair):
@@ -186,7 +186,7 @@ def test_recorder_counts_the_same_on_all_ranks(stubs, pair):
 
 
 @needs_estimates
-def test_messages_are_rejected(stubs, pair, group):
+def test_messages_in_a_time_estimate_are_rejected(stubs, pair, group):
     x, y, whole = array(stubs, [1, 2]), array(stubs, [1, 2]), array(stubs, [0] * 4)
     group._start_time_estimate()
     for call in (
@@ -208,7 +208,7 @@ def test_messages_are_rejected(stubs, pair, group):
 
 @needs_estimates
 @pytest.mark.parametrize("is_connected", [False, True])
-def test_nonblocking_communicators_are_rejected(stubs, is_connected):
+def test_time_estimates_of_nonblocking_communicators_are_rejected(stubs, is_connected):
     """With nonblocking communicators NCCL would carry out the calls instead of estimating them."""
 
     before = stubs.nccl.calls("ncclGroupSimulateEnd")
@@ -233,7 +233,7 @@ def test_nonblocking_communicators_are_rejected(stubs, is_connected):
 
 
 @needs_estimates
-def test_starts_and_ends_must_match(stubs, pair, group):
+def test_starts_and_ends_of_time_estimates_must_match(stubs, pair, group):
     with pytest.raises(RuntimeError, match=r"this thread has not called _start_time_estimate\(\)"):
         group._end_time_estimate()
     group._start_time_estimate()
@@ -256,7 +256,7 @@ def test_starts_and_ends_must_match(stubs, pair, group):
 
 
 @needs_estimates
-def test_another_thread_can_make_calls_and_cannot_end_the_estimate(stubs, pair, group):
+def test_another_thread_can_make_calls_but_cannot_end_a_time_estimate(stubs, pair, group):
     group._start_time_estimate()
     group.all_reduce(array(stubs, [1]))
     found = []
@@ -276,7 +276,7 @@ def test_another_thread_can_make_calls_and_cannot_end_the_estimate(stubs, pair, 
 
 
 @needs_estimates
-def test_exception_in_the_block_drops_its_calls(stubs, pair, group):
+def test_exception_in_an_estimate_block_drops_its_calls(stubs, pair, group):
     before = stubs.nccl.calls("ncclGroupStart")
     group._start_time_estimate()
     group.all_reduce(array(stubs, [1]))
@@ -292,7 +292,7 @@ def test_exception_in_the_block_drops_its_calls(stubs, pair, group):
 
 @needs_estimates
 @pytest.mark.parametrize("function", ["ncclAllReduce", "ncclGroupSimulateEnd", "ncclGroupStart"])
-def test_nccl_error_ends_only_the_estimate(stubs, group, pair, function):
+def test_nccl_error_in_a_time_estimate_does_not_fail_the_group(stubs, group, pair, function):
     group._start_time_estimate()
     group.broadcast(array(stubs, [1]))
     group.all_reduce(array(stubs, [1]))
@@ -307,7 +307,7 @@ def test_nccl_error_ends_only_the_estimate(stubs, group, pair, function):
 
 
 @needs_estimates
-def test_abort_ends_the_estimate(stubs, group):
+def test_abort_ends_a_time_estimate(stubs, group):
     group._start_time_estimate()
     group.all_reduce(array(stubs, [1]))
     group.abort("enough")
@@ -316,7 +316,7 @@ def test_abort_ends_the_estimate(stubs, group):
 
 
 @needs_estimates
-def test_hung_estimate_times_out(stubs, group):
+def test_hanging_time_estimate_times_out(stubs, group):
     """The first estimate may connect ranks, and waits until all have joined."""
 
     def let_go():
@@ -335,7 +335,7 @@ def test_hung_estimate_times_out(stubs, group):
 
 
 @needs_estimates
-def test_capture_continues_without_the_estimate(stubs, framework, group):
+def test_stream_capture_contains_nothing_of_a_time_estimate(stubs, framework, group):
     """A capture must contain nothing of an estimate, even for tensors that would be packed."""
     side = Side(stubs, framework, 0)
     values = side.array([1, 2])

@@ -69,7 +69,7 @@ def on_ranks(size, run, **options):
 # ---- streams
 
 
-def test_host_waits_for_a_producer_with_an_unknown_stream(stubs):
+def test_host_waits_for_a_tensor_whose_stream_is_unknown(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     stream = stubs.cuda.make_stream(0)
     x = array(stubs, [1, 2], stream=stream)
@@ -81,7 +81,7 @@ def test_host_waits_for_a_producer_with_an_unknown_stream(stubs):
     group.close()
 
 
-def test_named_stream_waits_and_the_host_does_not(stubs):
+def test_call_waits_for_the_named_stream_without_blocking_the_host(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     stream = stubs.cuda.make_stream(0)
@@ -97,7 +97,7 @@ def test_named_stream_waits_and_the_host_does_not(stubs):
     group.close()
 
 
-def test_streams_are_accepted_in_every_form(stubs):
+def test_cuda_streams_are_accepted_in_every_form(stubs):
     class Protocol:
         def __cuda_stream__(self):
             return (0, 1234)
@@ -116,7 +116,7 @@ def test_streams_are_accepted_in_every_form(stubs):
         pass
 
 
-def test_exchange_api_provides_the_stream(stubs):
+def test_current_stream_is_read_from_dlpacks_c_exchange_api(stubs):
     stream = stubs.cuda.make_stream(0)
     asked = []
 
@@ -137,7 +137,7 @@ def test_exchange_api_provides_the_stream(stubs):
 # ---- works and memory
 
 
-def test_dropped_work_keeps_its_tensors_until_the_device_is_done(stubs):
+def test_tensors_of_a_dropped_work_are_kept_until_the_device_is_done(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     stream = stubs.cuda.make_stream(0)
@@ -158,7 +158,7 @@ def test_dropped_work_keeps_its_tensors_until_the_device_is_done(stubs):
     group.close()
 
 
-def test_callbacks_run_and_futures_have_the_tensors(stubs):
+def test_callbacks_of_nccl_works_run_and_futures_have_the_tensors(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     x = array(stubs, [3])
     done = threading.Event()
@@ -169,7 +169,7 @@ def test_callbacks_run_and_futures_have_the_tensors(stubs):
     group.close()
 
 
-def test_arrays_can_be_in_nccl_memory(stubs):
+def test_arrays_can_be_allocated_in_nccl_memory(stubs):
     if nccl.get_version() < (2, 19, 1):
         with _core.NcclGroup(None, 0, 1, device=0) as group, pytest.raises(NotImplementedError, match="ncclMemAlloc needs NCCL 2.19"):
             group.empty(1)
@@ -189,7 +189,7 @@ def test_arrays_can_be_in_nccl_memory(stubs):
 
 
 @pytest.mark.parametrize("before", ["nothing", "pairs", "a collective"])
-def test_batches_of_a_pipeline_use_one_communicator(stubs, before):
+def test_message_batches_of_a_pipeline_use_one_communicator(stubs, before):
     """Batches must meet in one communicator, however many messages a rank has in its batch: here 1,
     2 and 1."""
 
@@ -252,7 +252,7 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
-def test_communicators_are_released_if_a_handler_raises_in_their_creation(stubs):
+def test_communicator_is_released_if_a_signal_handler_raises_during_init(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     live = stubs.nccl.live("comm")
@@ -267,7 +267,7 @@ def test_communicators_are_released_if_a_handler_raises_in_their_creation(stubs)
 
 
 @pytest.mark.skipif(nccl.is_available() and nccl.get_version() < (2, 27, 0), reason="needs ncclCommShrink")
-def test_shrunk_communicator_is_released_if_a_handler_raises(stubs):
+def test_shrunk_communicator_is_released_if_a_signal_handler_raises(stubs):
     store = dldist.HashStore()
     groups = [_core.NcclGroup(store, rank, 2, device=rank, timeout=LIMIT_S) for rank in range(2)]
     other = threading.Thread(target=groups[1].connect)
@@ -281,7 +281,7 @@ def test_shrunk_communicator_is_released_if_a_handler_raises(stubs):
         group.abort()
 
 
-def test_abort_can_be_interrupted(stubs):
+def test_abort_of_an_nccl_group_can_be_interrupted(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     interrupt(stubs, "ncclCommAbort", group.abort)
@@ -295,7 +295,7 @@ def test_abort_can_be_interrupted(stubs):
     interrupt(stubs, "ncclCommAbort", leave)
 
 
-def test_groups_leak_nothing(stubs):
+def test_nccl_groups_leak_nothing(stubs):
     kinds = ("stream", "event", "allocation", "comm")
 
     def use():
@@ -317,7 +317,7 @@ def test_groups_leak_nothing(stubs):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "complex64"])
-def test_tensors_of_every_dtype_are_reduced(stubs, dtype):
+def test_nccl_groups_reduce_tensors_of_every_dtype(stubs, dtype):
     values = numpy.asarray([1, 0, 1]).astype(nccl_stubs.DTYPES[dtype][2])
     if dtype == "bfloat16":
         values = numpy.asarray([0x3F80, 0, 0x3F80], "uint16")  # 1, 0, 1
@@ -334,7 +334,7 @@ def test_tensors_of_every_dtype_are_reduced(stubs, dtype):
 # ---- mistakes
 
 
-def test_wrong_arguments_are_named(stubs):
+def test_errors_of_nccl_groups_name_the_wrong_argument(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     with pytest.raises(ValueError, match=r"all_reduce\(\): argument 'tensor' is on a device without a backend: got cpu"):
         group.all_reduce(numpy.zeros(2, "float32"))
@@ -407,7 +407,7 @@ def call_methods_of_a_group(stubs, group, rank):
     return refused
 
 
-def test_group_has_all_methods_except_plans_scans_and_monitored_barrier(stubs):
+def test_nccl_group_has_all_methods_except_plans_scans_and_monitored_barrier(stubs):
     for refused in on_ranks(2, lambda group, rank: call_methods_of_a_group(stubs, group, rank)):
         others = {f"plan.{name}" for name in OPERATIONS} | {"monitored_barrier"}
         for name in ("scan", "exscan"):
@@ -420,7 +420,7 @@ def test_group_has_all_methods_except_plans_scans_and_monitored_barrier(stubs):
 # ---- faults
 
 
-def test_failing_call_has_the_reason_of_nccl(stubs):
+def test_failed_call_reports_the_reason_of_nccl(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     stubs.nccl.fail("ncclAllReduce", result=3, text="the moon is full")
@@ -429,7 +429,7 @@ def test_failing_call_has_the_reason_of_nccl(stubs):
     group.abort()
 
 
-def test_async_error_reaches_every_rank_and_work(stubs):
+def test_asynchronous_nccl_error_fails_every_rank_and_work(stubs):
     """Ranks that wait for the failed rank must end. In c10d's groups the store notifies them; here
     they time out."""
 
@@ -455,7 +455,7 @@ def test_async_error_reaches_every_rank_and_work(stubs):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "recv"])
-def test_abort_from_another_thread_ends_the_call(stubs, name):
+def test_abort_from_another_thread_ends_a_pending_nccl_call(stubs, name):
     """The other rank never joins; an abort must end the waiting call."""
     come = threading.Event()
 
@@ -497,7 +497,7 @@ def test_abort_from_another_thread_ends_the_call(stubs, name):
 # ---- one process, several devices
 
 
-def test_collectives_of_comms_are_right(stubs):
+def test_collectives_over_several_devices_of_a_process_are_correct(stubs):
     with nccl.NcclComms([0, "cuda:1", 2]) as comms:
         assert comms.size == 3 and comms.devices == [0, 1, 2]
         streams = [stubs.cuda.make_stream(device) for device in range(3)]
@@ -525,7 +525,7 @@ def test_collectives_of_comms_are_right(stubs):
         comms.all_reduce(tensors)
 
 
-def test_comms_are_split_for_threads(stubs):
+def test_communicators_of_several_devices_can_be_split_for_threads(stubs):
     comms = nccl.NcclComms([0, 1])
     ranks = comms.split()
     assert comms.size == 0 and [(comm.rank, comm.world_size) for comm in ranks] == [(0, 2), (1, 2)]
@@ -553,7 +553,7 @@ def test_comms_are_split_for_threads(stubs):
         comm.close()
 
 
-def test_ranks_connect_by_a_unique_id(stubs):
+def test_nccl_groups_can_connect_by_a_unique_id(stubs):
     uid = nccl.NcclUniqueId()
     assert nccl.NcclUniqueId(uid.as_bytes()).as_bytes() == bytes(uid) and len(bytes(uid)) == 128
     results = [None, None]

@@ -27,7 +27,7 @@ def refuses(kind, text, call, *args, **kwargs):
         call(*args, **kwargs)
 
 
-def test_wrong_arguments_of_the_constructor_are_named(stubs):
+def test_error_of_the_nccl_group_constructor_names_the_wrong_argument(stubs):
     make = _core.NcclGroup
     refuses(TypeError, r"NcclGroup\(\): argument 'device'", make, None, 0, 1, device="first")
     refuses((ValueError, dldist.DistError), "99", make, None, 0, 1, device=99)
@@ -50,7 +50,7 @@ def test_wrong_arguments_of_the_constructor_are_named(stubs):
         refuses(RuntimeError, "__init__", call)
 
 
-def test_group_without_a_device_is_an_error(stubs):
+def test_nccl_group_without_a_device_is_an_error(stubs):
     group = _core.NcclGroup(None, 0, 1)
     assert group.device is None
     for call in (group._host_view, group.barrier, group.connect, lambda: group.split([0])):
@@ -64,7 +64,7 @@ def test_group_without_a_device_is_an_error(stubs):
     group.close()
 
 
-def test_group_interrupted_in_its_creation_is_released(stubs):
+def test_nccl_group_interrupted_in_its_creation_is_released(stubs):
     """The interrupt comes while the group registers with the watchdog, which queries its store."""
 
     class Interrupting(dldist.Store):
@@ -76,7 +76,7 @@ def test_group_interrupted_in_its_creation_is_released(stubs):
     on_ranks(2, lambda group, rank: group.barrier())
 
 
-def test_wrong_arguments_of_calls_are_named(stubs):
+def test_errors_of_nccl_group_calls_name_the_wrong_argument(stubs):
     class Doubtful:
         def __bool__(self):
             raise ArithmeticError("who knows")
@@ -109,7 +109,7 @@ def test_wrong_arguments_of_calls_are_named(stubs):
     group.close()
 
 
-def test_group_may_end_during_coalescing(stubs):
+def test_nccl_group_may_be_freed_inside_a_coalescing_block(stubs):
     before = stubs.nccl.live("comm")
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
@@ -120,7 +120,7 @@ def test_group_may_end_during_coalescing(stubs):
     assert stubs.nccl.live("comm") == before
 
 
-def test_batches_of_several_threads_end_separately(stubs):
+def test_coalescing_blocks_of_several_threads_end_separately(stubs):
     group = _core.NcclGroup(None, 0, 1, device=0)
     x, y = array(stubs, [1]), array(stubs, [2])
     begun, go_on, works = threading.Event(), threading.Event(), []
@@ -144,7 +144,7 @@ def test_batches_of_several_threads_end_separately(stubs):
     group.close()
 
 
-def test_wrong_arguments_of_split_are_named(stubs):
+def test_errors_of_nccl_group_split_name_the_wrong_argument(stubs):
     mistake = dldist.DistArgumentError
     group = _core.NcclGroup(dldist.HashStore(), 0, 2, device=0)
     refuses(mistake, r"split\(\): argument 'ranks' has an invalid rank: got 2, expected 0 to 1", group.split, [0, 2])
@@ -170,7 +170,7 @@ def test_wrong_arguments_of_split_are_named(stubs):
 # ---- tensors and streams
 
 
-def test_library_without_a_stream_is_an_error(stubs):
+def test_tensor_whose_library_reports_no_stream_is_an_error(stubs):
     is_known = True
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
@@ -193,7 +193,7 @@ def test_library_without_a_stream_is_an_error(stubs):
     group.close()
 
 
-def test_call_accepts_tensors_of_seven_libraries(stubs):
+def test_one_call_accepts_tensors_of_seven_libraries(stubs):
     streams = [stubs.cuda.make_stream(0) for _ in range(7)]
     tensors = []
     for stream in streams:
@@ -228,7 +228,7 @@ def of_device(answer):
     return Array
 
 
-def test_devices_are_accepted_in_every_form(stubs):
+def test_cuda_devices_are_accepted_in_every_form(stubs):
     group = _core.NcclGroup(None, 0, 1, device=1)
     for answer in ((2, 1), (Number(2), Number(1)), [2, 1]):
         group.all_reduce(of_device(answer)(stubs, numpy.asarray([1.0], "float32"), device=1))
@@ -238,7 +238,7 @@ def test_devices_are_accepted_in_every_form(stubs):
     group.close()
 
 
-def test_tensors_on_other_devices_are_rejected(stubs):
+def test_tensors_on_a_device_of_another_group_are_rejected(stubs):
     class Other(nccl_stubs.CudaArray):
         def __dlpack_device__(self):
             return (dlpack_producer.ROCM, 0)
@@ -251,7 +251,7 @@ def test_tensors_on_other_devices_are_rejected(stubs):
     group.close()
 
 
-def test_error_of_a_stream_query_is_raised(stubs):
+def test_error_while_asking_a_library_for_its_stream_is_raised(stubs):
     class Broken:
         def __cuda_stream__(self):
             raise ArithmeticError("no stream today")

@@ -94,7 +94,7 @@ def calls_of_check_all(size, ncounts, native):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_dtype_root_and_size_is_right(stubs, size):
+def test_native_nccl_collectives_are_correct_for_every_dtype_root_and_size(stubs, size):
     names = [name for name in DTYPES if name in dir(numpy) or name == "bool"]
     assert len(names) >= 10
     counter = Counter(stubs)
@@ -108,13 +108,13 @@ def test_every_dtype_root_and_size_is_right(stubs, size):
 
 
 @pytest.mark.parametrize("blocking", [0, 1])
-def test_blocking_and_nonblocking_communicators_are_right(stubs, blocking):
+def test_native_nccl_collectives_are_correct_on_nonblocking_communicators(stubs, blocking):
     counter = Counter(stubs)
     on_ranks(2, lambda group, rank: check_all(group, lambda x: array(stubs, x, rank), [3]), config={"blocking": blocking})
     assert counter.made() == calls_of_check_all(2, 1, HAS_NATIVE)
 
 
-def test_uneven_sizes_are_messages(stubs):
+def test_uneven_all_to_all_is_sent_as_messages(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -137,7 +137,7 @@ def test_uneven_sizes_are_messages(stubs):
     assert counter.made() == {"ncclSend": 12, "ncclRecv": 12}
 
 
-def test_tensors_in_place_and_with_gaps_are_staged(stubs):
+def test_in_place_and_strided_tensors_are_staged_for_native_collectives(stubs):
     """Tensors must be staged as in any call, so that NCCL gets contiguous blocks."""
     counter = Counter(stubs)
 
@@ -158,7 +158,7 @@ def test_tensors_in_place_and_with_gaps_are_staged(stubs):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(4, 2, 0), sent=5)
 
 
-def test_native_calls_work_in_a_coalescing_block(stubs):
+def test_native_nccl_collectives_work_in_a_coalescing_block(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -177,7 +177,7 @@ def test_native_calls_work_in_a_coalescing_block(stubs):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 2, 0), sent=3)
 
 
-def test_native_calls_work_in_a_graph(stubs, framework):
+def test_native_nccl_collectives_work_in_a_cuda_graph(stubs, framework):
     everybody = threading.Barrier(2)
 
     def run(group, rank):
@@ -206,7 +206,7 @@ def test_native_calls_work_in_a_graph(stubs, framework):
     assert counter.made() == made_for(2, HAS_NATIVE, own=(2, 0, 0), sent=2)
 
 
-def test_c10d_calls_use_native_calls(stubs):
+def test_process_group_calls_use_native_nccl_collectives(stubs):
     counter = Counter(stubs)
     store = dldist.HashStore()
 
@@ -226,7 +226,7 @@ def test_c10d_calls_use_native_calls(stubs):
 # ---- the setting
 
 
-def test_messages_can_be_forced_on_all_ranks(stubs):
+def test_grouped_messages_can_be_forced_instead_of_native_collectives(stubs):
     counter = Counter(stubs)
 
     def run(group, rank):
@@ -241,14 +241,14 @@ def test_messages_can_be_forced_on_all_ranks(stubs):
     assert counter.made() == {name: 2 * count for name, count in sent.items()}
 
 
-def test_setting_is_read_from_the_environment(monkeypatch):
+def test_setting_for_grouped_messages_is_read_from_the_environment(monkeypatch):
     assert library.group_settings()["grouped_messages"] is False
     monkeypatch.setenv("DLDIST_NCCL_GROUPED_MESSAGES", "1")
     assert library.group_settings()["grouped_messages"] is True
 
 
 @pytest.mark.parametrize("other", [0, 1])
-def test_ranks_that_disagree_fail(stubs, other):
+def test_ranks_that_disagree_on_grouped_messages_fail_to_connect(stubs, other):
     store = dldist.HashStore()
 
     def run(group, rank):
@@ -262,7 +262,7 @@ def test_ranks_that_disagree_fail(stubs, other):
 
 
 @pytest.mark.skipif(tuple(map(int, VERSION.split("."))) < (2, 29, 2), reason="this NCCL grows nothing")
-def test_joining_ranks_that_disagree_fail(stubs):
+def test_joining_ranks_that_disagree_on_grouped_messages_fail(stubs):
     numbers = itertools.count()
     store = dldist.HashStore()
 

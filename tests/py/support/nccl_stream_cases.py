@@ -78,7 +78,7 @@ def memory_of(array):
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("count", [9])
-def test_every_stream_of_a_batch_is_ordered(stubs, framework, count, is_async):
+def test_call_is_ordered_with_the_streams_of_all_its_tensors(stubs, framework, count, is_async):
     def run(group, rank):
         group.connect()
         sides = [Side(stubs, framework, rank) for _ in range(count)]
@@ -103,7 +103,7 @@ def test_every_stream_of_a_batch_is_ordered(stubs, framework, count, is_async):
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", KNOWN)
-def test_stream_of_a_library_is_ordered_and_the_host_continues(stubs, framework, kind, is_async):
+def test_call_is_ordered_with_the_librarys_stream_without_blocking_the_host(stubs, framework, kind, is_async):
     def run(group, rank):
         group.connect()
         side = Side(stubs, framework, rank)
@@ -148,7 +148,7 @@ def test_two_libraries_may_use_two_streams_in_one_call(stubs, framework):
     framework.asked_streams.clear()
 
 
-def test_stream_current_at_the_wait_waits(stubs, framework):
+def test_stream_that_is_current_at_wait_waits_for_the_result(stubs, framework):
     def run(group, rank):
         group.connect()
         first, second = Side(stubs, framework, rank), Side(stubs, framework, rank)
@@ -170,7 +170,7 @@ def test_stream_current_at_the_wait_waits(stubs, framework):
 
 
 @pytest.mark.parametrize("kind", ["unknown", "jax"])
-def test_host_waits_for_unknown_libraries(stubs, framework, kind):
+def test_host_waits_for_tensors_of_unknown_libraries(stubs, framework, kind):
     def run(group, rank):
         side = Side(stubs, framework, rank)
         array = side.array([0, 0])
@@ -185,7 +185,7 @@ def test_host_waits_for_unknown_libraries(stubs, framework, kind):
 
 
 @pytest.mark.parametrize("how", ["barrier", "timeout", "blocking"])
-def test_host_waits_on_request(stubs, framework, how):
+def test_host_waits_for_tensors_on_request(stubs, framework, how):
     def run(group, rank):
         side = Side(stubs, framework, rank)
         array = side.array([0])
@@ -206,7 +206,7 @@ def test_host_waits_on_request(stubs, framework, how):
 # ---- dldist's memory
 
 
-def test_own_memory_is_ordered_on_the_default_stream(stubs, framework):
+def test_memory_of_nccl_groups_is_ordered_on_the_default_stream(stubs, framework):
     def run(group, rank):
         group.connect()
         x = group.empty((1,), "float32")
@@ -243,7 +243,7 @@ def kept_until_the_gate_opens(stubs, group, side, call):
     ("kind", "is_explicit", "is_kept"),
     [("torch", False, False), ("torch_exchange", False, False), ("cupy", False, False), ("exchange", False, True), ("torch", True, True)],
 )
-def test_blocking_call_keeps_only_tensors_that_no_stream_keeps(stubs, framework, kind, is_explicit, is_kept):
+def test_blocking_call_keeps_no_tensors_of_stream_ordered_allocators(stubs, framework, kind, is_explicit, is_kept):
     """Tensors of stream-ordered allocators must not be kept, unless another stream waited."""
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
@@ -262,7 +262,7 @@ def test_blocking_call_keeps_only_tensors_that_no_stream_keeps(stubs, framework,
     group.close()
 
 
-def test_own_memory_is_kept(stubs, framework):
+def test_memory_of_an_nccl_group_is_kept_until_its_call_is_done(stubs, framework):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     side = Side(stubs, framework, 0)
@@ -278,7 +278,7 @@ def test_own_memory_is_kept(stubs, framework):
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-def test_group_dropped_before_its_works_end_warns(stubs, framework, is_idle):
+def test_dropping_a_group_before_its_works_end_gives_a_warning(stubs, framework, is_idle):
     group = _core.NcclGroup(None, 0, 1, device=0)
     side = Side(stubs, framework, 0)
     array = side.array([1])
@@ -306,7 +306,7 @@ def test_group_dropped_before_its_works_end_warns(stubs, framework, is_idle):
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["exchange", "torch", "explicit"])
-def test_graph_is_replayed(stubs, framework, kind, is_async):
+def test_captured_collectives_can_be_replayed(stubs, framework, kind, is_async):
     # An allocation by one rank would spoil the other rank's capture: ranks are threads here.
     everybody = threading.Barrier(2)
 
@@ -355,7 +355,7 @@ def failure_of(group):
     return found[0]
 
 
-def test_nan_in_a_graph_fails_the_group(stubs, framework):
+def test_nan_in_a_replayed_graph_fails_the_group(stubs, framework):
     group = _core.NcclGroup(None, 0, 1, device=0, is_nan_check=True)
     group.connect()
     side = Side(stubs, framework, 0)
@@ -378,7 +378,7 @@ def test_nan_in_a_graph_fails_the_group(stubs, framework):
     group.close()
 
 
-def test_graph_without_nan_check_warns_once(stubs, framework):
+def test_capturing_a_graph_that_cannot_check_for_nan_warns_once(stubs, framework):
     stubs.cuda.fail("cuModuleLoadData", result=222)
     group = _core.NcclGroup(None, 0, 1, device=3, is_nan_check=True)  # unused by other tests
     group.connect()
@@ -402,7 +402,7 @@ def test_graph_without_nan_check_warns_once(stubs, framework):
     group.close()
 
 
-def test_captured_work_is_not_queried(stubs, framework):
+def test_work_in_a_stream_capture_is_not_queried(stubs, framework):
     group = _core.NcclGroup(None, 0, 1, device=0)
     group.connect()
     side = Side(stubs, framework, 0)

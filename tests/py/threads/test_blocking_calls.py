@@ -6,7 +6,7 @@ import pytest
 from ports import reserve_port
 
 
-def test_every_public_call_is_listed():
+def test_every_public_call_is_listed_as_blocking_or_not():
     known = {name.partition(" ")[0] if not name.startswith("c10d") else name for name in calls.BLOCKING}
     known |= {*calls.NOT_BLOCKING, *calls.TESTED_ELSEWHERE}
     public = calls.public_calls()
@@ -26,7 +26,7 @@ def check(results, names):
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("is_shm", [True, False], ids=["shared memory", "messages"])
-def test_signals_reach_every_blocking_call(procs, is_shm):
+def test_every_blocking_call_reacts_to_a_signal(procs, is_shm):
     names = [name for name in calls.BLOCKING if (name in calls.WITHOUT_SHARED_MEMORY) != is_shm]
     env = {} if is_shm else {"DLDIST_SHM": "0"}
     store = group_team.dldist.TCPStore("127.0.0.1", 0, is_master=True)
@@ -38,6 +38,6 @@ def test_signals_reach_every_blocking_call(procs, is_shm):
 
 @pytest.mark.deadline(60)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_signals_reach_init_process_group(procs, rank):
+def test_init_process_group_reacts_to_a_signal(procs, rank):
     outcome, seconds = procs.start(calls.interrupt_initializing, f"tcp://127.0.0.1:{reserve_port()}", rank).result(50)
     assert outcome == "interrupted" and seconds < 0.1

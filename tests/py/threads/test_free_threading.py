@@ -82,7 +82,7 @@ def test_threads_may_wait_for_one_work_with_a_strided_output(pair):
         assert memory[1::2] == ints(*range(1, 16, 2))
 
 
-def test_every_callback_runs_once_when_threads_add_them(pair):
+def test_callbacks_added_by_several_threads_each_run_once(pair):
     for _ in range(NROUNDS):
         called = []
         work = pair[0].irecv(ints(0), 1)
@@ -107,7 +107,7 @@ def test_works_dropped_by_threads_are_released(pair):
 # ---- plans
 
 
-def test_one_plan_started_by_threads_runs_once_at_a_time(group):
+def test_plan_started_by_several_threads_runs_once_at_a_time(group):
     tensor = ints(1)
     plan = group.plan.all_reduce(tensor)
     sequence = group.sequence
@@ -128,7 +128,7 @@ def test_one_plan_started_by_threads_runs_once_at_a_time(group):
     plan.close()
 
 
-def test_plan_started_by_threads_keeps_its_strided_tensor_intact(group):
+def test_plan_started_by_several_threads_gives_correct_strided_results(group):
     memory = ints(*range(64))
     plan = group.plan.all_reduce(memoryview(memory)[::2])
 
@@ -170,7 +170,7 @@ def start_and_wait(plan, waited):
     together(start, *[wait] * (NTHREADS - 1))
 
 
-def test_plan_that_cannot_be_started_again_keeps_its_result(group):
+def test_plan_that_cannot_be_started_again_keeps_its_last_result(group):
     plan = group.plan.all_reduce(ints(1))
     plan()
     group.abort("over")
@@ -190,7 +190,7 @@ def test_plan_that_cannot_be_started_again_keeps_its_failure(pair):
     assert set(waited) == {str(failure.value)}
 
 
-def test_lists_of_plans_may_be_started_by_threads(group):
+def test_lists_of_plans_may_be_started_by_several_threads(group):
     plans = [group.plan.all_reduce(ints(i)) for i in range(3)]
     sequence = group.sequence
     starts = []
@@ -209,7 +209,7 @@ def test_lists_of_plans_may_be_started_by_threads(group):
 # ---- groups
 
 
-def test_threads_run_collectives_on_separate_groups():
+def test_threads_may_run_collectives_on_separate_groups():
     def use():
         with dldist.Group(None, 0, 1, timeout=LIMIT_S) as group:
             for i in range(NROUNDS):
@@ -220,7 +220,7 @@ def test_threads_run_collectives_on_separate_groups():
     together(*[use] * NTHREADS)
 
 
-def test_threads_run_different_collectives_on_one_group(group):
+def test_threads_may_run_different_collectives_on_one_group(group):
     def use(size):
         for i in range(NROUNDS):
             tensor = ints(*[i] * size)
@@ -234,7 +234,7 @@ def test_threads_run_different_collectives_on_one_group(group):
     assert group.sequence == sequence + 3 * NTHREADS * NROUNDS
 
 
-def test_group_may_be_closed_while_threads_post_and_read():
+def test_group_may_be_closed_while_threads_start_calls_and_read_it():
     for _ in range(NROUNDS):
         group = dldist.Group(None, 0, 1, timeout=LIMIT_S)
 
@@ -252,7 +252,7 @@ def test_group_may_be_closed_while_threads_post_and_read():
         together(post, post, read, read, group.close)
 
 
-def test_group_initialised_by_threads_opens_once():
+def test_group_initialised_by_several_threads_opens_once():
     for _ in range(NROUNDS):
         group = dldist.Group.__new__(dldist.Group)
         calls = [lambda g=group: outcome(lambda: g.__init__(None, 0, 1), RuntimeError) for _ in range(NTHREADS)]
@@ -275,7 +275,7 @@ def test_lists_of_groups_stay_valid_while_threads_drop_groups():
     together(*[make] * 4, *[look] * 4)
 
 
-def test_recorders_of_threads_are_separate(group):
+def test_recorder_set_by_one_thread_does_not_record_calls_of_another(group):
     class Recorder:
         def __init__(self):
             self.calls = 0
@@ -296,7 +296,7 @@ def test_recorders_of_threads_are_separate(group):
     together(*[use] * NTHREADS)
 
 
-def test_list_may_change_while_a_call_reads_it(group):
+def test_list_of_tensors_may_change_while_a_call_reads_it(group):
     tensors = [ints(1) for _ in range(4)]
     is_done = threading.Event()
 
@@ -318,7 +318,7 @@ def test_list_may_change_while_a_call_reads_it(group):
 # ---- windows
 
 
-def test_threads_use_one_window_while_it_closes(pair):
+def test_window_may_be_closed_while_threads_use_it(pair):
     def make(group, _):
         return dldist._core.Window(group, group.empty(64, "int32"))
 

@@ -38,7 +38,7 @@ SUBMODULES = """
 
 @pytest.mark.skipif(not is_free_threaded, reason="this Python has a GIL that cannot be turned off")
 @pytest.mark.parametrize("module", SUBMODULES)
-def test_import_keeps_the_gil_off(module):
+def test_importing_dldist_does_not_enable_the_gil(module):
     program = f"import sys, importlib; importlib.import_module({module!r}); print(sys._is_gil_enabled())"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
     ended = subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", program], env=environment, capture_output=True, text=True)
@@ -50,7 +50,7 @@ def test_import_keeps_the_gil_off(module):
 # -- stores --------------------------------------------------------------------------------------
 
 
-def test_init_opens_a_store_once():
+def test_threads_that_initialise_one_store_object_open_it_once():
     for _ in range(10):
         store = dldist.HashStore.__new__(dldist.HashStore)
 
@@ -66,7 +66,7 @@ def test_init_opens_a_store_once():
         store.set("key", "value")
 
 
-def test_prefix_store_is_used_only_once_it_is_open():
+def test_prefix_store_cannot_be_used_by_threads_before_it_is_initialised():
     for _ in range(10):
         below = dldist.HashStore()
         store = dldist.PrefixStore.__new__(dldist.PrefixStore)
@@ -87,7 +87,7 @@ def test_prefix_store_is_used_only_once_it_is_open():
         assert below.num_keys() == NTHREADS - 1
 
 
-def test_timeouts_of_a_store_are_never_torn():
+def test_timeout_of_a_store_read_by_threads_is_always_one_that_was_set():
     class Own(dldist.Store):
         pass
 
@@ -101,7 +101,7 @@ def test_timeouts_of_a_store_are_never_torn():
         together(change)
 
 
-def test_stores_written_in_python_take_calls_of_many_threads():
+def test_python_store_may_be_called_by_many_threads():
     class Own(dldist.Store):
         def __init__(self):
             super().__init__()
@@ -131,7 +131,7 @@ def test_stores_written_in_python_take_calls_of_many_threads():
     assert store.add("count", 0) == 100 * NTHREADS
 
 
-def test_keys_may_change_while_a_store_reads_them():
+def test_list_of_keys_may_change_while_a_store_reads_it():
     store = dldist.HashStore()
     keys = [f"key{number}" for number in range(50)]
     store.multi_set(keys, keys)
@@ -149,7 +149,7 @@ def test_keys_may_change_while_a_store_reads_them():
 # -- tensors -------------------------------------------------------------------------------------
 
 
-def test_many_tensor_classes_are_cached_concurrently():
+def test_many_tensor_classes_may_be_used_first_by_many_threads():
     """There are more classes than the table has entries, and some of the classes are freed."""
 
     class Base:
@@ -181,7 +181,7 @@ def test_many_tensor_classes_are_cached_concurrently():
     gc.collect()
 
 
-def test_first_numpy_array_may_be_used_by_many_threads():
+def test_many_threads_may_use_numpy_arrays_for_the_first_time():
     pytest.importorskip("numpy")
     program = """
 import threading, numpy, dldist
@@ -221,7 +221,7 @@ def test_list_of_tensors_may_change_while_it_is_read():
     assert all(each[3].tolist() == [1.0] * 4 for each in outputs[1:])
 
 
-def test_interface_of_an_array_may_change_while_it_is_read():
+def test_many_threads_may_describe_the_same_array():
     data = memoryview(bytearray(64))
     view = _core._describe_tensor(data, True)
     assert together(lambda index: [_core._describe_tensor(data, True) for _ in range(100)][-1]) == [view] * NTHREADS
@@ -252,11 +252,11 @@ def all_reduce_from_new_code(index):
     return scope[f"outer{index}"]
 
 
-def test_recorder_takes_stacks_of_many_threads():
+def test_flight_recorder_records_stacks_of_many_threads():
     assert run_worlds(NTHREADS, 20, all_reduce_from_new_code) == [2.0**20] * NTHREADS
 
 
-def test_recorder_is_read_while_it_records():
+def test_flight_recorder_may_be_read_while_it_records():
     done = threading.Event()
 
     def read():
@@ -273,7 +273,7 @@ def test_recorder_is_read_while_it_records():
         reader.join()
 
 
-def test_foreign_records_may_be_made_by_many_threads():
+def test_many_threads_may_record_calls_of_other_backends():
     group = _core._add_recorded_group("foreign", "of a test", 0, [0, 1])
     shapes = [("float32", (2, 3))] * 4
 
@@ -287,7 +287,7 @@ def test_foreign_records_may_be_made_by_many_threads():
     together(record)
 
 
-def test_thread_local_values_are_separate():
+def test_values_kept_per_thread_are_separate():
     def swap(index):
         for number in range(100):
             assert _core._swap_stream(None if number == 0 else 1000 * index + number) in (None, 1000 * index + number - 1)
@@ -299,7 +299,7 @@ def test_thread_local_values_are_separate():
 # -- groups of c10d ------------------------------------------------------------------------------
 
 
-def test_one_thread_of_several_gets_the_name_of_a_group():
+def test_only_one_of_several_threads_can_register_a_group_name():
     for _ in range(50):
         registry = Registry()
 
@@ -314,7 +314,7 @@ def test_one_thread_of_several_gets_the_name_of_a_group():
         assert sum(together(enter)) == 1
 
 
-def test_groups_are_listed_while_threads_add_and_remove_them():
+def test_groups_may_be_listed_while_threads_add_and_remove_them():
     registry = Registry()
 
     def use(index):

@@ -46,7 +46,7 @@ def open_local(kind, tmp_path):
 
 
 @pytest.mark.deadline(60)
-def test_blocked_calls_delay_no_others(kind, tmp_path):
+def test_blocked_store_calls_delay_no_others(kind, tmp_path):
     """16 threads are blocked on one client; a 17th must use it as before, and then release them one
     by one."""
     master, place = open_local(kind, tmp_path)
@@ -95,7 +95,7 @@ def test_blocked_calls_delay_no_others(kind, tmp_path):
 
 
 @pytest.mark.deadline(60)
-def test_blocked_calls_have_separate_timeouts(kind, opened):
+def test_blocked_store_calls_have_separate_timeouts(kind, opened):
     """Calls with different timeouts on one client must each end at their own time."""
     store, _ = opened
     ends = {}
@@ -117,7 +117,7 @@ def test_blocked_calls_have_separate_timeouts(kind, opened):
 
 
 @pytest.mark.deadline(60)
-def test_one_client_may_be_used_by_many_threads(kind, opened):
+def test_one_store_client_may_be_used_by_many_threads(kind, opened):
     """Responses must reach the calling thread."""
     store, _ = opened
     errors = []
@@ -142,7 +142,7 @@ def test_one_client_may_be_used_by_many_threads(kind, opened):
     assert store.add("total", 0) == 800
 
 
-def test_other_threads_run_while_a_call_blocks(opened):
+def test_other_threads_run_while_a_store_call_blocks(opened):
     """A blocking call must release the lock; otherwise this thread could not observe it at rest,
     nor end it."""
     store, _ = opened
@@ -177,7 +177,7 @@ def place_for(kind, call, tmp_path, keep):
 
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("kind, call", INTERRUPTS, ids=[f"{kind}-{call}" for kind, call in INTERRUPTS])
-def test_ctrl_c_ends_every_blocking_call(kind, call, tmp_path, procs):
+def test_ctrl_c_ends_every_blocking_store_call(kind, call, tmp_path, procs):
     keep = []
     child = procs.start(workers.interruptible, kind, place_for(kind, call, tmp_path, keep), call)
     assert child.recv() == "ready"
@@ -193,7 +193,7 @@ def test_ctrl_c_ends_every_blocking_call(kind, call, tmp_path, procs):
 
 
 @pytest.mark.parametrize("place_kind", ["hash", "file", "tcp", "prefix"])
-def test_other_signals_do_not_break_a_wait(place_kind, tmp_path, procs):
+def test_other_signals_do_not_end_a_blocking_store_call(place_kind, tmp_path, procs):
     store, place = open_local(place_kind, tmp_path)
     child = procs.start(workers.user_signals, place_kind, place)
     assert child.recv() == "ready"
@@ -211,7 +211,7 @@ def test_other_signals_do_not_break_a_wait(place_kind, tmp_path, procs):
     assert handled >= 1, "no handler ran during the wait"
 
 
-def test_exception_of_a_handler_ends_the_wait(procs):
+def test_exception_of_a_signal_handler_ends_a_blocking_store_call(procs):
     store, port = open_local("tcp", None)
     child = procs.start(workers.handler_raises, port)
     assert child.recv() == "ready"
@@ -221,7 +221,7 @@ def test_exception_of_a_handler_ends_the_wait(procs):
     assert store.get("after") == b"1"
 
 
-def test_interrupted_pop_takes_nothing_from_a_queue(procs):
+def test_interrupted_queue_pop_removes_no_item(procs):
     """An interrupted pop must not stay queued in the server: the item must go to another caller."""
     store, port = open_local("tcp", None)
     child = procs.start(workers.interruptible, "tcp", port, "queue_pop")
@@ -239,7 +239,7 @@ def test_interrupted_pop_takes_nothing_from_a_queue(procs):
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("with_thread", [False, True], ids=["quiet", "thread-blocked"])
 @pytest.mark.parametrize("fork_kind", ["hash", "file", "tcp", "tcp-master", "prefix"])
-def test_forked_child_cannot_use_a_client(fork_kind, with_thread, tmp_path, procs):
+def test_forked_child_cannot_use_a_store_client(fork_kind, with_thread, tmp_path, procs):
     keep, place = open_local(fork_kind.partition("-")[0], tmp_path)
     child = procs.start(workers.forks, fork_kind, place, with_thread)
     parent_pid, forked_pid, status, lines, values = child.result()
@@ -254,7 +254,7 @@ def test_forked_child_cannot_use_a_client(fork_kind, with_thread, tmp_path, proc
     del keep
 
 
-def test_exit_of_a_forked_child_keeps_connections(procs):
+def test_exit_of_a_forked_child_does_not_close_its_parents_connections(procs):
     """The exit of a forked child must only close its copies of descriptors: the parent's connection
     must stay open."""
     master, port = open_local("tcp", None)
@@ -270,7 +270,7 @@ def test_exit_of_a_forked_child_keeps_connections(procs):
 # ---- output at exit
 
 
-def test_call_at_exit_runs_despite_ctrl_c():
+def test_function_called_at_exit_runs_despite_a_pending_ctrl_c():
     """For example, the last traceback. A pending Ctrl-C hits a Python function as it is entered."""
     press = ctypes.PyDLL(None)["raise"]
     called = []
@@ -288,7 +288,7 @@ def test_call_at_exit_runs_despite_ctrl_c():
 
 
 @pytest.mark.parametrize(("presses", "calls"), [(1, 2), (2, 3), (9, 3)])
-def test_call_at_exit_is_repeated_after_ctrl_c(presses, calls):
+def test_function_called_at_exit_is_repeated_if_ctrl_c_interrupts_it(presses, calls):
     began = []
 
     def called_at_exit():
@@ -305,7 +305,7 @@ def test_call_at_exit_is_repeated_after_ctrl_c(presses, calls):
     assert len(began) == calls
 
 
-def test_call_at_exit_raises_other_exceptions():
+def test_other_exceptions_of_a_function_called_at_exit_are_raised():
     with pytest.raises(ZeroDivisionError):
         dldist._core._call_despite_ctrl_c(lambda: 1 // 0)
     with pytest.raises(TypeError, match="'function' is missing"):

@@ -25,7 +25,7 @@ def run_benchmark(*arguments, json_file):
     return done.stdout, json.loads(json_file.read_text())
 
 
-def test_benchmark_measures_calls_after_work_during_noise(tmp_path):
+def test_benchmark_measures_calls_after_computation_beside_noise_processes(tmp_path):
     shown, report = run_benchmark(
         "--peers", "dldist,dldist-plan,mpich5", "--mpi-folder", tmp_path, "--ops", "all_reduce,sendrecv", "--sizes", "8",
         "--rounds", "1", "--every", "50us", "--noise", "1of10", "--block-ms", "1", json_file=tmp_path / "report.json",
@@ -51,7 +51,7 @@ def test_benchmark_measures_consecutive_calls(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["busy2", "short-lived"])
-def test_noise_ends_with_its_parent(tmp_path, kind):
+def test_noise_processes_of_a_benchmark_end_with_their_parent(tmp_path, kind):
     """When its parent is killed, all noise processes must end. They all have the pipe, which closes
     with the last of them."""
     program = tmp_path / "noise"

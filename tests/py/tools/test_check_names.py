@@ -23,7 +23,7 @@ def run(root, **files):
     ("typedef struct frame {\n    struct {\n        int a;\n    } inner;\n    int b;\n} frame;",
      "typedef struct frame {\n    struct {\n        int a;\n    } inner;\n    int c;\n} frame;"),
 ])
-def test_two_meanings_are_reported_with_their_files(tmp_path, one, other):
+def test_type_defined_differently_in_two_files_is_reported(tmp_path, one, other):
     code, text = run(tmp_path, first=one, second=other)
     assert code == 1
     assert "frame is defined differently in first.c, second.c" in text
@@ -36,15 +36,15 @@ def test_two_meanings_are_reported_with_their_files(tmp_path, one, other):
     "/* struct frame { long bytes; }; */",
     "#define MAKE(T) \\\n    struct frame { \\\n        T bytes; \\\n    };",
 ])
-def test_opaque_and_equal_types_have_one_meaning(tmp_path, other):
+def test_opaque_and_equal_definitions_of_a_type_are_accepted(tmp_path, other):
     assert run(tmp_path, first="typedef struct frame {\n    int line;\n} frame;", second=other)[0] == 0
 
 
-def test_file_may_have_one_meaning_for_each_platform(tmp_path):
+def test_one_file_may_define_a_type_for_each_platform(tmp_path):
     text = "#ifdef A\nstruct frame {\n    int a;\n};\n#else\nstruct frame {\n    int b;\n};\n#endif\n"
     assert run(tmp_path, only=text)[0] == 0
 
 
-def test_sources_have_no_ambiguous_types():
+def test_sources_define_no_type_differently_in_two_files():
     done = subprocess.run([sys.executable, TOOL], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

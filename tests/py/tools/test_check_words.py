@@ -58,19 +58,19 @@ def rules_in(path):
     return [hit.rule for hit in checker.file_hits(path)]
 
 
-def test_every_rule_has_an_example():
+def test_every_rule_of_check_words_has_an_example():
     assert list(EXAMPLES) == [*check_words.CERTAIN, *check_words.LIKELY]
 
 
 @pytest.mark.parametrize("rule", EXAMPLES)
-def test_rule_finds_its_example(tmp_path, rule):
+def test_rule_of_check_words_finds_its_example(tmp_path, rule):
     path = tmp_path / "text.md"
     path.write_text(f"- {EXAMPLES[rule]}\n")
     assert rules_in(path) == [rule]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_prose_is_found_in_all_forms(tmp_path, name):
+def test_check_words_finds_prose_in_all_kinds_of_files(tmp_path, name):
     path = tmp_path / name
     path.write_text(FORMS[name].format(EXAMPLES["no actor"]))
     assert rules_in(path) == ["no actor"]
@@ -84,12 +84,12 @@ def test_prose_is_found_in_all_forms(tmp_path, name):
     ("code.c", "int somebody = 'a';\n"),  # words: ok
     ("kept.c", "/* Wait for somebody. (words: ok) */\n"),
 ])
-def test_code_and_excepted_lines_are_no_prose(tmp_path, name, text):
+def test_check_words_ignores_code_and_excepted_lines(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert rules_in(tmp_path / name) == []
 
 
-def test_only_certain_hits_of_paths_are_errors(tmp_path):
+def test_only_certain_hits_of_check_words_are_errors(tmp_path):
     (tmp_path / "a.md").write_text("Return at once.\n")  # words: ok
     assert run(tmp_path) == (0, "words: 1 files, 0 certain hits, 1 likely\n")
     (tmp_path / "b.c").write_text("int x;\n/* A line.\n * Whoever reads it. */\n")  # words: ok
@@ -98,7 +98,7 @@ def test_only_certain_hits_of_paths_are_errors(tmp_path):
 
 
 @pytest.mark.parametrize("name, content", [("none.md", None), ("a.sh", b"true\n"), ("a.md", b"\xff"), ("a.py", b"def\n")])
-def test_files_that_cannot_be_checked_are_errors(tmp_path, name, content):
+def test_files_that_check_words_cannot_read_are_errors(tmp_path, name, content):
     (tmp_path / "good.md").write_text("Fine.\n")
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -118,12 +118,12 @@ def test_files_that_cannot_be_checked_are_errors(tmp_path, name, content):
     ("net: " + "share " * 12 + "it", "79 characters, expected at most 72"),
     ("net: let somebody connect", "no actor"),  # words: ok
 ])
-def test_problems_of_subjects_are_found(subject, problem):
+def test_check_words_finds_problems_of_commit_subjects(subject, problem):
     problems = "\n".join(check_words.subject_problems(subject))
     assert problem in problems if problem else problems == ""
 
 
-def test_subjects_of_commits_are_checked(tmp_path):
+def test_check_words_checks_the_subjects_of_a_branch(tmp_path):
     def git(*arguments):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True, timeout=60)
 

@@ -60,7 +60,7 @@ def summary(folder):
     return {match[2]: (match[1], match[3]) for match in found}
 
 
-def test_failed_step_does_not_stop_the_others(tree):
+def test_failed_step_of_a_gpu_run_does_not_stop_the_others(tree):
     done = run(
         tree, "--steps", "bench,suite,one_rank,declarations", "results",
         ON_DECLARATIONS="echo it differs; exit 3", ON_TESTS="[[ $STEP != suite ]]", ON_BENCH="echo 5 us",
@@ -77,20 +77,20 @@ def test_failed_step_does_not_stop_the_others(tree):
     assert "   | it differs" in done.stdout
 
 
-def test_successful_steps_are_passed_in_the_summary(tree):
+def test_successful_steps_of_a_gpu_run_are_summarised_as_passed(tree):
     done = run(tree, "--steps", "one_rank,bench", OUT=str(tree / "out"))
     assert done.returncode == 0, done.stdout
     assert {result for result, _ in summary(tree / "out").values()} == {"passed"}
 
 
-def test_step_whose_log_has_an_ignored_exception_fails(tree):
+def test_gpu_step_fails_if_its_log_has_an_ignored_exception(tree):
     done = run(tree, "--steps", "bench,declarations", ON_BENCH="echo Exception ignored in: f >&2; echo 5 us", OUT=str(tree / "out"))
     assert done.returncode == 1
     found = summary(tree / "out")
     assert found["bench"] == ("failed (Python ignored an exception)", "5 us") and found["declarations"][0] == "passed"
 
 
-def test_step_that_takes_too_long_is_ended_with_its_children(tree):
+def test_gpu_step_that_takes_too_long_is_ended_with_its_children(tree):
     started = time.monotonic()
     done = run(tree, "--limit", "1", "--steps", "declarations,bench", ON_DECLARATIONS="echo at it; sleep 100 & wait", ON_BENCH="echo 5 us")
     assert time.monotonic() - started < 15
@@ -99,7 +99,7 @@ def test_step_that_takes_too_long_is_ended_with_its_children(tree):
     assert found["declarations"] == ("failed (took too long)", "at it") and found["bench"] == ("passed", "5 us")
 
 
-def test_without_nccl_its_steps_are_skipped_with_the_reason(tree):
+def test_steps_for_nccl_are_skipped_with_a_reason_if_it_is_missing(tree):
     done = run(tree, "--steps", "declarations,suite,bench", ON_NCCL="echo no driver here; exit 1")
     assert done.returncode == 1
     refusal = ("skipped", "NCCL cannot be used: no driver here")
@@ -110,13 +110,13 @@ def test_without_nccl_its_steps_are_skipped_with_the_reason(tree):
     assert " -m pytest " not in calls and "benchmarks" not in calls
 
 
-def test_step_whose_tests_are_all_skipped_is_skipped(tree):
+def test_gpu_step_whose_tests_are_all_skipped_counts_as_skipped(tree):
     done = run(tree, "--steps", "suite", TESTS_SKIPPED="3")
     assert done.returncode == 0
     assert summary(tree / "build" / "gpu")["suite"] == ("skipped", "0 passed, 3 skipped")
 
 
-def test_packed_nccl_is_unpacked_and_used(tree):
+def test_packed_nccl_library_is_unpacked_and_used(tree):
     folder = tree / "build" / "gpu" / "nccl"
     folder.mkdir(parents=True)
     (folder / "libnccl.so.2.xz").write_bytes(lzma.compress(b"a library"))
@@ -130,7 +130,7 @@ def test_packed_nccl_is_unpacked_and_used(tree):
     assert summary(tree / "build" / "gpu")["nccl"] == ("passed", "library: /another")
 
 
-def test_machine_without_a_second_nccl_skips_its_step(tree):
+def test_step_for_a_second_nccl_is_skipped_if_there_is_none(tree):
     done = run(tree, "--steps", "own_nccl", DLDIST_NCCL_LIBRARY="/here", ON_NCCL='[[ -n $DLDIST_NCCL_LIBRARY ]] || { echo "none"; exit 1; }')
     assert done.returncode == 0
     assert summary(tree / "build" / "gpu")["own_nccl"] == ("skipped", "none")
@@ -148,7 +148,7 @@ def test_machine_without_a_second_nccl_skips_its_step(tree):
         (["a", "b"], "one folder is enough: b"),
     ],
 )
-def test_wrong_arguments_are_rejected(tree, arguments, text):
+def test_gpu_run_rejects_wrong_arguments(tree, arguments, text):
     done = run(tree, *arguments)
     assert done.returncode == 2 and text in done.stderr
     assert (tree / "calls").read_text() == ""
@@ -161,13 +161,13 @@ def steps(tree):
     return {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
 
 
-def test_every_listed_step_exists_and_fits_into_a_call(tree):
+def test_every_gpu_step_exists_and_fits_into_the_time_limit_of_a_call(tree):
     found = steps(tree)
     assert set(found) == set(re.findall(r"^step_(\w+)\(\)", (GPU / "run.sh").read_text(), re.MULTILINE))
     assert max(found.values()) < CALL_LIMIT_S
 
 
-def test_every_call_of_the_plan_fits_into_its_time_limit(tree):
+def test_every_planned_gpu_run_fits_into_its_time_limit(tree):
     limits = steps(tree)
     calls = re.findall(r"run\.sh (?:--limit (\d+) )?--steps ([\w,]+)", (GPU / "PLAN.md").read_text())
     assert len(calls) >= 4
@@ -177,7 +177,7 @@ def test_every_call_of_the_plan_fits_into_its_time_limit(tree):
     assert {name for _, names in calls for name in names.split(",")} == set(limits)
 
 
-def test_worker_fails_for_an_ignored_exception(procs):
+def test_worker_process_fails_if_python_ignores_an_exception(procs):
     """A worker must fail if Python ignores an exception, with the GPU tests' environment."""
     assert procs.start(workers.raise_in_del).result() == "done"
     with pytest.raises(procs_module.ChildFailed, match="LookupError: in __del__"):

@@ -41,7 +41,7 @@ def zeroed(data, tmp_path, architecture=90):
     return path.read_bytes(), counts
 
 
-def test_code_of_one_architecture_is_kept(tmp_path):
+def test_thinning_a_library_keeps_the_code_of_one_gpu_architecture(tmp_path):
     def library(old, wanted, newer, ptx, alone):
         first = fatbin(image(MACHINE_CODE, 80, old), image(MACHINE_CODE, 90, wanted, header=112), image(MACHINE_CODE, 100, newer))
         second = fatbin(image(PTX, 90, ptx), image(MACHINE_CODE, 90, wanted))
@@ -66,19 +66,19 @@ def test_code_of_one_architecture_is_kept(tmp_path):
     ],
     ids=["version", "header", "beyond the file", "no image", "image beyond its fatbin", "long header", "no header"],
 )
-def test_other_data_with_the_magic_number_is_unchanged(tmp_path, chance):
+def test_thinning_does_not_change_data_that_only_looks_like_gpu_code(tmp_path, chance):
     before = chance + fatbin(image(MACHINE_CODE, 90, b"kept")) + chance
     after, counts = zeroed(before, tmp_path)
     assert after == before and counts == (4, 0)
 
 
-def test_fatbin_after_a_false_start_is_found(tmp_path):
+def test_gpu_code_is_found_after_data_that_looks_like_its_header(tmp_path):
     head = struct.pack("<IHHQ", 0xBA55ED50, 9, 9, 9)
     after, _ = zeroed(head + fatbin(image(MACHINE_CODE, 80, b"gone"), image(MACHINE_CODE, 90, b"kept")), tmp_path)
     assert b"gone" not in after and after.endswith(b"kept")
 
 
-def test_library_without_the_architecture_is_rejected(tmp_path):
+def test_library_without_code_of_the_architecture_is_rejected(tmp_path):
     data = fatbin(image(MACHINE_CODE, 80, b"x"), image(PTX, 90, b"x"), image(MACHINE_CODE, 100, b"x"))
     with pytest.raises(tool.Refused, match="no code of sm_90; it has: sm_80, sm_100$"):
         zeroed(data, tmp_path)
@@ -110,7 +110,7 @@ def run(*args):
 class TestALibrary:
     data = fatbin(image(MACHINE_CODE, 80, b"other code"), image(MACHINE_CODE, 90, b"code to keep"))
 
-    def test_is_thinned_checked_and_packed(self, tmp_path):
+    def test_nccl_library_is_thinned_checked_and_packed(self, tmp_path):
         library = build(tmp_path / "from", "23203", self.data)
         done = run(library, tmp_path / "to")
         assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ class TestALibrary:
         assert done.stdout.startswith("NCCL 23203: sm_90 has") and done.stdout.count(" MiB  ") == 3
         assert b"other code" in library.read_bytes()
 
-    def test_broken_result_is_rejected(self, tmp_path):
+    def test_thinned_library_that_cannot_be_loaded_is_rejected(self, tmp_path):
         """The reported version depends on the zeroed bytes."""
         library = build(tmp_path / "from", "fatbin[80] == 'o'", self.data)
         done = run(library, tmp_path / "to")
@@ -134,7 +134,7 @@ class TestALibrary:
         assert "is what would be written" in run(library, tmp_path / "from").stderr
         assert "other code" in library.read_bytes().decode("latin-1")
 
-    def test_file_that_is_no_library_is_rejected(self, tmp_path):
+    def test_file_that_is_no_library_is_rejected_by_thinning(self, tmp_path):
         (tmp_path / "libnccl.so.2").write_bytes(b"no library")
         done = run(tmp_path / "libnccl.so.2", tmp_path / "to")
         assert done.returncode == 1 and "does not load" in done.stderr
