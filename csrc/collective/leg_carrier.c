@@ -182,7 +182,7 @@ fail_different(dd_run *run, dd_error *error)
         return fail_mismatch(run, rank, peer_signature, error);
     }
     (void)dd_error_set(error, DD_PROTOCOL,
-                       "%s: %s returned a wrong sum when it compared the calls of the ranks",
+                       "%s: %s returned a wrong sum, so the calls of the ranks cannot be compared",
                        dd_coll_name(run->call.args.coll), run->carried.carrier->library->version);
     return DD_LEG_FAILED;
 }

@@ -69,7 +69,7 @@ dd_shared_memory_measure(int fd, size_t *nbytes, dd_error *err)
                                   "cannot read the size and the seals of shared memory");
     }
     if (!is_known || (seals & SEALS) != SEALS || info.st_size <= 0) {
-        return dd_error_set(err, DD_PROTOCOL, "not a sealed memfd");
+        return dd_error_set(err, DD_PROTOCOL, "a descriptor received as shared memory is not a sealed memfd");
     }
     *nbytes = (size_t)info.st_size;
     return DD_OK;

@@ -130,9 +130,9 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
         status = broken != NULL ? dd_error_copy(err, broken)
                                 : dd_context_check_datagrams_locked(group->context, err);
     } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
-        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot receive its descriptor");
+        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot receive the descriptor of shared memory");
     } else if (status == DD_OK && fd == DD_FD_DENIED) {
-        status = dd_error_set(err, DD_SYSTEM, "the first rank of this host could not create it");
+        status = dd_error_set(err, DD_SYSTEM, "the first rank of this host could not create shared memory");
     }
     dd_engine_unlock(group->engine);
     if (status == DD_OK) {

@@ -81,7 +81,7 @@ dd_group_set_carrier(dd_group *group, dd_carrier_library *library, const dd_wait
         return status;
     }
     if (dd_run_carrier(group->run) != NULL) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, GROUP_FORMAT " already uses a library",
+        return dd_error_set(err, DD_INVALID_ARGUMENT, GROUP_FORMAT " already uses a library: expected none",
                             GROUP_ARGS(group));
     }
     status = agree_on_library(group, library, wait, &error);

@@ -134,7 +134,7 @@ check_reduction(const dd_coll_args *args, dd_error *err)
     }
     if (dd_reduce_is_supported(dtype, op)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "%s: unsupported reduction %s: ranks may reduce different numbers of tensors",
+                            "%s: unsupported reduction %s: each rank reduces another number of arrays",
                             dd_coll_name(args->coll), dd_redop_name(op));
     }
     return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: reduction %s does not support dtype %s",

@@ -260,8 +260,8 @@ remap_at(const dd_region *region, void *at, int fd, dd_error *err)
             MAP_FAILED) {
         return DD_OK;
     }
-    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a region of %zu bytes at %p",
-                                          region->nbytes, at);
+    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno,
+                                          "cannot map a shared array of %zu bytes at %p", region->nbytes, at);
     if (second != MAP_FAILED) {
         dd_sys_munmap(second, region->capacity);
     }
@@ -568,16 +568,16 @@ map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
     size_t nbytes = 0;
     if (fd == DD_SOCK_FD_REFUSED) {
         return dd_error_set_errno(err, DD_SYSTEM, EMFILE,
-                                  "cannot receive region %u of another rank of this host", id);
+                                  "cannot receive shared array %u of another rank of this host", id);
     }
     dd_status status = dd_shared_memory_measure(fd, &nbytes, err);
     if (status != DD_OK) {
-        dd_error_prepend(err, "received region %u", id);
+        dd_error_prepend(err, "shared array %u of another rank", id);
         return status;
     }
     void *data = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of region %u (%zu bytes) failed", id, nbytes);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of array %u (%zu bytes) failed", id, nbytes);
     }
     *memory = (dd_block){.data = data, .nbytes = nbytes};
     return DD_OK;

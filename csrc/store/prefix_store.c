@@ -152,7 +152,7 @@ dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying, dd
     int depth = is_prefix_store(underlying) ? prefix_of(underlying)->depth + 1 : 1;
     if (depth > DD_PREFIX_STORE_MAX_DEPTH) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "PrefixStore: too many views of views: got %d levels, expected at most %d", depth,
+                            "PrefixStore: nested too deeply: got %d levels, expected at most %d", depth,
                             DD_PREFIX_STORE_MAX_DEPTH);
     }
     if (__builtin_add_overflow(sizeof(prefix_store) + 1, prefix.len, &nbytes)) {

@@ -112,7 +112,7 @@ read_answer(tcp_exchange *exchange, dd_error *err)
     exchange->reply.head = DD_TCP_HEAD_BYTES;
     dd_status status = tcp_reply_read(&exchange->reply, dd_blob_view(&exchange->answer), &is_whole, err);
     if (status == DD_OK && !is_whole) {
-        status = dd_error_set(err, DD_PROTOCOL, "malformed reply: incomplete");
+        status = dd_error_set(err, DD_PROTOCOL, "malformed reply of the store: it ends too early");
     }
     exchange->reply.reader.at = status == DD_OK ? exchange->reply.reader.at : NULL;
     return status;

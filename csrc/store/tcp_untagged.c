@@ -104,7 +104,7 @@ tcp_untagged_exchange(tcp_store *store, tcp_exchange *exchange, const dd_wait *w
     exchange->answer = link->in;
     link->in = (dd_blob){0};
     if (status == DD_NETWORK && is_op_unknown(store, exchange->row->op, wait)) {
-        status = dd_error_set(err, DD_NOT_SUPPORTED, "the server does not support this operation");
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "the store's server does not support this operation");
     } else if (status == DD_NETWORK) {
         dd_lock_take(&store->mu);
         tcp_store_note_dead_locked(store, err);

@@ -413,7 +413,7 @@ map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
 {
     uint8_t *memory = dd_sys_mmap(NULL, memory_nbytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of a ring of %zu bytes failed", size);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of %zu bytes of shared memory failed", size);
     }
     /* The mapping must not be inherited by forked children. */
     (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
@@ -517,7 +517,7 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
                 return status;
             }
         } else {
-            return socket_error(io, "cannot receive the peer's ring", err);
+            return socket_error(io, "cannot receive the peer's shared memory", err);
         }
     }
     return DD_OK;
@@ -533,8 +533,8 @@ take_rings(shm_link *self, size_t size, int ring_fd, dd_error *err)
     }
     return status == DD_OK && nbytes == memory_nbytes(size)
                ? map_rings(self, size, ring_fd, false, err)
-               : dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", ring_fd,
-                              size);
+               : dd_error_set(err, DD_PROTOCOL, "descriptor %d is not sealed shared memory of %zu bytes",
+                              ring_fd, size);
 }
 
 static dd_status
@@ -547,9 +547,9 @@ recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
         uint64_t size;
         memcpy(&size, offer + 8, sizeof size);
         if (memcmp(offer, OFFER_MAGIC, 8) != 0 || !is_ring_size(size)) {
-            status = dd_error_set(err, DD_PROTOCOL, "malformed offer of a ring by the peer");
+            status = dd_error_set(err, DD_PROTOCOL, "malformed offer of shared memory by the peer");
         } else if (ring_fd == DD_SOCK_FD_REFUSED) {
-            status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot receive the peer's ring");
+            status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot receive the peer's shared memory");
         } else {
             status = take_rings(self, (size_t)size, ring_fd, err);
         }
@@ -574,7 +574,7 @@ dd_link_receive_taken(const dd_link *link, const dd_wait *wait, dd_error *err)
     dd_status status = recv_some(link->fd, &answer, 1, &unwanted_fd, wait, err);
     dd_sock_close(unwanted_fd);
     if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd != -1)) {
-        status = dd_error_set(err, DD_NETWORK, "the peer could not map this process's ring");
+        status = dd_error_set(err, DD_NETWORK, "the peer could not map this process's shared memory");
     }
     return status;
 }
@@ -623,7 +623,7 @@ dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *e
         }
         dd_sock_close(ring_fd);
     } else {
-        dd_error_prepend(err, "cannot create a ring of %zu bytes", ring_nbytes);
+        dd_error_prepend(err, "cannot create %zu bytes of shared memory for a connection", ring_nbytes);
     }
     return finish(self, socket_fd, status, link);
 }

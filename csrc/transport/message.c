@@ -161,13 +161,13 @@ message_fail_misfit(dd_message *message, int reason, const dd_signature *peer_si
         fail_dtype(message, peer_signature);
     } else if (reason == DD_REFUSED_TOO_LARGE) {
         message_fail(message, DD_INVALID_ARGUMENT,
-                     message->is_send ? "has room for %llu bytes, got %zu"
+                     message->is_send ? "has a buffer of %llu bytes, got a message of %zu"
                                       : "has sent %llu bytes, expected at most %zu",
                      their_nbytes, message->nbytes);
     } else if (!message->is_send && nbytes != message->nbytes) {
         message_fail(message, DD_MISMATCH, "has sent %llu bytes, expected %zu", their_nbytes,
                      message->nbytes);
     } else {
-        message_fail(message, DD_MISMATCH, "is in another operation");
+        message_fail(message, DD_MISMATCH, "is in another operation: call the same ones in one order");
     }
 }

@@ -64,7 +64,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
     dd_peer *peer = lane->peer;
     if (frame->type == DD_FRAME_RTS) {
         if (frame->id <= peer->last_rts_id) {
-            peer_protocol_error(peer, "RTS out of order: got message %llu, expected more than %llu",
+            peer_protocol_error(peer, "announcement out of order: got message %llu, expected more than %llu",
                                 (unsigned long long)frame->id, (unsigned long long)peer->last_rts_id);
             return;
         }
@@ -344,7 +344,7 @@ parse_frame(dd_lane *lane)
     } else if (frame->type == DD_FRAME_DATA) {
         on_data(lane, frame);
     } else {
-        peer_protocol_error(lane->peer, "unexpected %s on lane %d, expected lane 0",
+        peer_protocol_error(lane->peer, "unexpected %s on connection %d, expected connection 0",
                             dd_frame_type_name((dd_frame_type)frame->type), lane->number);
     }
     if (!lane->is_ended && lane->payload_left == 0) {

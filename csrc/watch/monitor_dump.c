@@ -19,7 +19,7 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
     struct stat entry;
     if (dd_sys_lstat(path, &entry) == 0) {
         if (!S_ISFIFO(entry.st_mode)) {
-            return dd_error_set(err, DD_SYSTEM, "%s exists and is not a named pipe", path);
+            return dd_error_set(err, DD_SYSTEM, "%s exists and is not a named pipe: remove it", path);
         }
         (void)dd_sys_unlink(path); /* removes a pipe that an earlier process left here */
     }

@@ -693,7 +693,7 @@ TEST(shared_memory_created_by_another_build_is_refused)
         word++;
         REQUIRE(pwrite(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         CHECK_STATUS(dd_arena_attach(fd, 2, 0, &arena, &error), DD_PROTOCOL);
-        CHECK(strstr(error.message, "not an arena of this dldist version") != NULL);
+        CHECK(strstr(error.message, "not shared memory of this dldist version") != NULL);
         word--;
         REQUIRE(pwrite(fd, &word, sizeof(word), offset) == (ssize_t)sizeof(word));
         CHECK_OK(dd_arena_attach(fd, 2, 0, &arena, check_err()));

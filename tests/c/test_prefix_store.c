@@ -216,7 +216,7 @@ pile_views(dd_store **store)
         if (status != DD_OK || depth == 30000) {
             dd_store_release(view);
             CHECK_INT(status, DD_INVALID_ARGUMENT);
-            CHECK_CONTAINS(check_message(), "too many views of views: got 501 levels, expected at most 500");
+            CHECK_CONTAINS(check_message(), "nested too deeply: got 501 levels, expected at most 500");
             return depth - 1;
         }
         dd_store_release(*store);

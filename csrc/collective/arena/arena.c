@@ -109,7 +109,7 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 {
     if (nranks < 1 || nranks > DD_ARENA_MAX_RANKS) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "cannot create a shared arena: got %d ranks, expected 1 to %d", nranks,
+                            "cannot create shared memory for a group: got %d ranks, expected 1 to %d", nranks,
                             DD_ARENA_MAX_RANKS);
     }
     int new_fd = -1;
@@ -129,7 +129,7 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "write failed");
         dd_fork_close(new_fd);
     }
-    dd_error_prepend(err, "cannot create a shared arena of %zu bytes", dd_arena_nbytes(nranks));
+    dd_error_prepend(err, "cannot create %zu bytes of shared memory", dd_arena_nbytes(nranks));
     return status;
 }
 
@@ -154,25 +154,25 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
     }
     ssize_t nread = status == DD_OK ? dd_sys_pread(fd, found, sizeof(found), 0) : 0;
     if (nread < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read the header of a shared arena");
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read the header of a group's shared memory");
     }
     if (nread != (ssize_t)sizeof(found)) {
-        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed arena of %llu ranks", fd,
-                            (unsigned long long)ours->nranks);
+        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not shared memory of a group of %llu ranks",
+                            fd, (unsigned long long)ours->nranks);
     }
     memcpy(wanted, ours, sizeof(wanted));
     for (size_t i = 0; i < count; i++) {
         if (found[i] != wanted[i]) {
             return dd_error_set(
                 err, DD_PROTOCOL,
-                "descriptor %d is not an arena of this dldist version: %s: got %llu, expected %llu; use the same version on all ranks of a host",
+                "descriptor %d is not shared memory of this dldist version: %s: got %llu, expected %llu; use the same version on all ranks of a host",
                 fd, names[i], (unsigned long long)found[i], (unsigned long long)wanted[i]);
         }
     }
     if (nbytes != ours->nbytes) {
         return dd_error_set(err, DD_PROTOCOL,
-                            "arena in descriptor %d has a wrong size: got %zu bytes, expected %llu", fd,
-                            nbytes, (unsigned long long)ours->nbytes);
+                            "shared memory in descriptor %d has a wrong size: got %zu bytes, expected %llu",
+                            fd, nbytes, (unsigned long long)ours->nbytes);
     }
     return DD_OK;
 }
@@ -187,8 +187,7 @@ map_shared(dd_arena *arena, int fd, dd_error *err)
     size_t nbytes = arena->geometry.nbytes;
     void *memory = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of a shared arena of %zu bytes failed",
-                                  nbytes);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "mmap of %zu bytes of shared memory failed", nbytes);
     }
     /* Unmap the arena in forked children, which must not use it. */
     (void)dd_sys_madvise(memory, nbytes, MADV_DONTFORK);
@@ -220,7 +219,7 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
 {
     if (nranks < 1 || nranks > DD_ARENA_MAX_RANKS || rank < 0 || rank >= nranks) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "cannot attach to a shared arena: invalid rank %d of %d", rank, nranks);
+                            "cannot attach shared memory: invalid rank: %d of %d ranks", rank, nranks);
     }
     size_t count = (size_t)nranks;
     dd_arena *new_arena = dd_mem_zalloc(sizeof(*new_arena));
@@ -355,7 +354,7 @@ dd_arena_release_memory(dd_arena *arena, dd_error *err)
     dd_block parts[] = {own_data(arena), own_results(arena)};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].nbytes > 0 && dd_sys_madvise(parts[i].data, parts[i].nbytes, MADV_REMOVE) != 0) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot release %zu bytes of a shared arena",
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot release %zu bytes of shared memory",
                                       parts[i].nbytes);
         }
     }

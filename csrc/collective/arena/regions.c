@@ -25,8 +25,8 @@ dd_arena_add_region(dd_arena *arena, int owner, uint32_t id, void *base, size_t 
 {
     if (owner < 0 || owner >= arena->nranks || id == 0 || region_by_id(arena, owner, id) != NULL) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "cannot add region %u of rank %d to an arena of %d ranks", id, owner,
-                            arena->nranks);
+                            "invalid shared array: got number %u of rank %d, expected a new one of %d ranks",
+                            id, owner, arena->nranks);
     }
     if (arena->nregions == arena->regions_capacity) {
         size_t capacity = arena->regions_capacity == 0 ? 16 : 2 * arena->regions_capacity;

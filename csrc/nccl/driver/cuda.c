@@ -48,7 +48,7 @@ start_driver(dd_cuda *cuda, dd_error *err)
         status = dd_cuda_check(cuda, cuda->api.cuDeviceGetCount(&cuda->ndevices), err, "cuDeviceGetCount");
     }
     if (status == DD_OK && cuda->ndevices < 1) {
-        status = dd_error_set(err, DD_NOT_SUPPORTED, "no CUDA device is visible");
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "no CUDA device is visible: check CUDA_VISIBLE_DEVICES");
     }
     if (status != DD_OK) {
         dd_error_prepend(err, "the CUDA driver cannot be used");

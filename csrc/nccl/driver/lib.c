@@ -54,7 +54,7 @@ read_nccl_version(void *ctx, dd_error *err)
 {
     loaded_lib *lib = ctx;
     if (lib->base.api.ncclGetVersion == NULL) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "%s lacks ncclGetVersion", lib->dylib.path);
+        return dd_error_set(err, DD_NOT_SUPPORTED, "%s is not NCCL: no ncclGetVersion", lib->dylib.path);
     }
     dd_nccl_result result = lib->base.api.ncclGetVersion(&lib->base.version);
     if (result != DD_NCCL_SUCCESS) {

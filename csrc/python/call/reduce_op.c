@@ -409,7 +409,7 @@ read_op(const py_state *state, const py_reduce_op *op, dd_reduction *reduction, 
     } else if (op->tensor != NULL) {
         PyErr_Format(
             state->errors[PY_ERROR_ARGUMENT],
-            "%s(): argument 'op': the factor of PREMUL_SUM is a tensor on a device, which only NCCL's groups take",
+            "%s(): argument 'op': the factor of PREMUL_SUM is a tensor on a GPU, expected a number or a CPU tensor",
             function);
         return false;
     }
@@ -455,7 +455,7 @@ py_reduce_op_add_factor(PyObject *tensor, py_operands *operands, const void **da
     *data = piece->tensor.view.data;
     if (piece->tensor.view.count != 1) {
         PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument 'op': the factor of PREMUL_SUM has one element, not %zu",
+                     "%s(): argument 'op': the factor of PREMUL_SUM has %zu elements, expected 1",
                      operands->function, piece->tensor.view.count);
         return false;
     }

@@ -31,7 +31,7 @@ find_carrier_kind(const char *name)
             return &KINDS[i];
         }
     }
-    PyErr_Format(PyExc_ValueError, "there is no carrier %s", name);
+    PyErr_Format(PyExc_ValueError, "unknown carrier: got %s, expected mpi, ucc or xccl", name);
     return NULL;
 }
 
@@ -113,7 +113,7 @@ py_carrier_share_mpi(PyObject *module, PyObject *const *args, Py_ssize_t nargs, 
         return NULL;
     }
     if (strlen(text) >= sizeof room) {
-        return PyErr_Format(PyExc_ValueError, "a text of %zu bytes is too long to be shared", strlen(text));
+        return PyErr_Format(PyExc_ValueError, "text too long for other ranks: got %zu bytes", strlen(text));
     }
     memcpy(room, text, strlen(text));
     py_wait wait;

@@ -203,7 +203,7 @@ find_element(const dd_view *view, PyObject *key)
     bool is_tuple = PyTuple_Check(key) != 0;
     if ((is_tuple ? PyTuple_Size(key) : 1) != view->ndim) {
         PyErr_Format(PyExc_IndexError,
-                     "an element of this SharedArray has %d indices; numpy.asarray(array) has parts",
+                     "wrong index of a SharedArray: expected %d integers; numpy.asarray(array) has slices",
                      view->ndim);
         return NULL;
     }

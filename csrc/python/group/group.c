@@ -83,7 +83,7 @@ py_group_require_cpu(const py_group *self, const char *function)
         return false;
     }
     if (self->group == NULL) {
-        PyErr_Format(PyExc_NotImplementedError, "%s(): only groups of the CPU have this, and this is an %s",
+        PyErr_Format(PyExc_NotImplementedError, "%s(): unsupported by an %s: expected a group of the CPU",
                      function, self->kind->type_name);
     }
     return self->group != NULL;

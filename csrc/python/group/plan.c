@@ -114,7 +114,7 @@ plan_traverse(PyObject *object, visitproc visit, void *arg)
 static bool
 raise_closed(void)
 {
-    PyErr_SetString(PyExc_RuntimeError, "this plan has been closed");
+    PyErr_SetString(PyExc_RuntimeError, "this plan has been closed: create another one");
     return false;
 }
 

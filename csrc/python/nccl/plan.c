@@ -23,8 +23,8 @@ take_device(py_nccl_plan *plan, const py_group *group, const py_device_scope *sc
     }
     if (plan->call.device != PY_NO_DEVICE && plan->call.device != scope->device) {
         PyErr_Format(group->state->errors[PY_ERROR_ARGUMENT],
-                     "tensors on cuda:%d and on cuda:%d cannot be in one operation", plan->call.device,
-                     scope->device);
+                     "tensors of one operation are on different devices: got cuda:%d and cuda:%d",
+                     plan->call.device, scope->device);
         return false;
     }
     plan->call.device = scope->device;

@@ -30,7 +30,7 @@ py_nccl_team_read_device(const py_argument *argument, int *device)
     int nread = 0;
     bool is_ok = utf8 != NULL && sscanf(utf8, "cuda:%9d%n", device, &nread) == 1 && utf8[nread] == '\0';
     if (utf8 != NULL && !is_ok) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' has %R, expected CUDA devices",
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s': got %R, expected CUDA devices",
                      argument->function, argument->name, argument->value);
     }
     Py_XDECREF(text);

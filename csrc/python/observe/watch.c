@@ -399,8 +399,7 @@ py_watch_on_signal(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
     }
     py_watch *watch = find_watch(state);
     if (watch == NULL) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "no group of several ranks has been made yet, so nothing is monitored");
+        PyErr_SetString(PyExc_RuntimeError, "nothing is monitored: create a group of several ranks first");
         return NULL;
     }
     struct sigaction now;

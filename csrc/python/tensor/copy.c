@@ -163,11 +163,11 @@ check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst
         !t->is_supported(t, dst->view.dtype, src->view.dtype)) {
         bool is_reduction = t->run == run_reduce && dst->view.dtype == src->view.dtype;
         if (is_reduction && dst->view.count == src->view.count) {
-            PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): there is no %s of %s", t->function,
-                         dd_redop_name(t->op), dd_dtype_name(dst->view.dtype));
+            PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): reduction %s does not support dtype %s",
+                         t->function, dd_redop_name(t->op), dd_dtype_name(dst->view.dtype));
             return false;
         }
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): %zu elements of %s do not go into %zu of %s",
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): got %zu elements of %s, expected %zu of %s",
                      t->function, src->view.count, py_tensor_dtype_name(src, (char[PY_DTYPE_TEXT]){""}),
                      dst->view.count, py_tensor_dtype_name(dst, (char[PY_DTYPE_TEXT]){""}));
         return false;
@@ -260,7 +260,7 @@ py_tensor_reduce(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyOb
         return NULL;
     }
     if (op < 0 || op >= DD_REDOP_COUNT) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op': no operation has the number %d",
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op' is an unknown operation: got %d",
                      reduction.function, op);
         return NULL;
     }

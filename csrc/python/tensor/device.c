@@ -162,7 +162,7 @@ query_exchange(dl_current_stream query, int device, void **handle)
     }
     if (PyErr_Occurred() == NULL) {
         PyErr_Format(PyExc_RuntimeError,
-                     "the library of a tensor does not know its current stream on cuda:%d", device);
+                     "the library of a tensor reports no stream on cuda:%d; use nccl.stream()", device);
     }
     return false;
 }

@@ -13,7 +13,7 @@ bool
 py_window_require_open(const py_window *self)
 {
     if (self->window == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this window has been closed");
+        PyErr_SetString(PyExc_RuntimeError, "this window has been closed: create another one");
         return false;
     }
     return true;
@@ -306,7 +306,7 @@ offset_view(py_window *self, const shown_memory *shown, int64_t offset, dd_view 
         start > shown->nbytes || nbytes > shown->nbytes - start) {
         PyErr_Format(
             self->state->errors[PY_ERROR_ARGUMENT],
-            "%s(): %zu elements of %s from element %lld on are not in the %zu bytes of the %s of rank %d",
+            "%s(): out of range: got %zu elements of %s from element %lld on, expected a part of the %zu bytes of the %s of rank %d",
             shown->function, view->count, dd_dtype_name(view->dtype), (long long)offset, shown->nbytes,
             shown->label, shown->rank);
         return false;

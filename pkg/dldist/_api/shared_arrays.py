@@ -21,7 +21,7 @@ def group_of(call: str, group: AnyGroup | str | None = None) -> _core.Group:
         raise TypeError(f"{argument_names.title('group', call)} must be a group or a group's name, not {type(group).__name__}")
     cpu_group = world_of_group(pg)
     if cpu_group is None:
-        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory needs")
+        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no backend of dldist for the CPU, which shared memory needs")
     return cpu_group
 
 

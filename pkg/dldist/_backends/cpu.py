@@ -68,7 +68,7 @@ class ProcessGroupGloo(WorldBackend):
     def _without_group(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
         """Create the backend of a group whose members will be set by reconfigure()."""
         if store is None:
-            raise RuntimeError("argument 'enable_reconfigure': got True without a store, expected argument 'store'")
+            raise RuntimeError("init_process_group(): enable_reconfigure=True needs a store: got none, expected argument 'store'")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
         self.options.group_name = pg.group_name
         self._on_reconfigured = pg._on_reconfigured

@@ -105,7 +105,7 @@ def device_index(device: Any) -> int | None:
     text = device if isinstance(device, str) else str(device)
     kind, _, number = text.partition(":")
     if kind != "cuda":
-        raise ValueError(f"argument 'device' is not of NCCL: got {text!r}, expected a CUDA device, such as cuda:0")
+        raise ValueError(f"argument 'device' is not a GPU: got {text!r}, expected a CUDA device, such as cuda:0")
     return int(number) if number else None
 
 

@@ -159,7 +159,7 @@ class _Flat(Family):
     def empty_like(self, x: Any, shape: Shape) -> Any:
         if len(shape) > 1:
             name = "an array.array" if isinstance(x, array.array) else f"a {type(x).__name__}"
-            raise ValueError(f"argument 'x': got {name} of one dimension, expected an array library for a result of shape {shape}")
+            raise ValueError(f"argument 'x': got {name}, which has one dimension, expected a NumPy array for a result of shape {shape}")
         return self.zeros(x, math.prod(shape))
 
     def zeros(self, x: Any, count: int) -> Any:

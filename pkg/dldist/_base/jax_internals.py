@@ -44,7 +44,7 @@ def module_of(name: str) -> Any:
             return module
     import jax
 
-    raise ImportError(f"JAX {jax.__version__} is unsupported: expected {' or '.join(f'{each}.{name}' for each in MODULES[name])}")
+    raise ImportError(f"JAX {jax.__version__} is unsupported: it lacks {' or '.join(f'{each}.{name}' for each in MODULES[name])}")
 
 
 def find(name: str) -> Any:

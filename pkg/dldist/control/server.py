@@ -257,7 +257,7 @@ class _WorkerServer(Server):
 
 def _bind_path(path: str) -> socket.socket:
     if os.path.lexists(path):
-        raise RuntimeError(f"{path} already exists")
+        raise RuntimeError(f"serve(): {path} already exists; remove it, or choose another")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)

@@ -70,8 +70,8 @@ class Programs:
             others = {other for _, (other, _) in candidates} - {clique}
             if others and not is_certain:
                 raise LookupError(
-                    f"ambiguous communicator: XLA requests one of the devices {clique} or {min(others)}: the first belong to a "
-                    "branch, or of a loop that may not run; run a collective of one of them before this program"
+                    f"ambiguous communicator: XLA requests one of the devices {clique} or {min(others)}: the first are used in a "
+                    "branch or a loop that may not run; run a collective of one of them before this program"
                 )
             self._claimed.add((clique, index))
             self._latest[clique[index]] = number

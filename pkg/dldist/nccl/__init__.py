@@ -104,7 +104,7 @@ def _event_address(event: Any) -> int:
     # An event of torch has cuda_event; an event of CuPy has ptr.
     address = getattr(event, "cuda_event", getattr(event, "ptr", event))
     if not isinstance(address, int):
-        raise TypeError(f"launch_completion_event must be an address, or an event of torch or CuPy, not {event!r}")
+        raise TypeError(f"coll_config(): argument 'launch_completion_event' must be an address, or an event of torch or CuPy, not {event!r}")
     if address == 0:
-        raise ValueError("launch_completion_event has no address: got an event that was never recorded; record it first")
+        raise ValueError("coll_config(): argument 'launch_completion_event' has no address: got an event never recorded; record it first")
     return address

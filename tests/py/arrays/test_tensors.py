@@ -568,7 +568,7 @@ def test_list_of_tensors_may_change_while_it_is_read():
 
 
 def test_copying_a_tensor_requires_the_same_dtype_and_count():
-    with pytest.raises(ValueError, match="2 elements of float32 do not go into 1 of float64"):
+    with pytest.raises(ValueError, match="got 2 elements of float32, expected 1 of float64"):
         _core._copy_tensor(array.array("d", [0]), array.array("f", [0, 0]))
 
 

@@ -22,7 +22,7 @@ MISTAKES = [
     ("_dump_recorder", (), TypeError, r"_dump_recorder\(\) missing required argument 'is_json'"),
     ("_dump_recorder", (True, True, True, True, 1.5), TypeError, "expected str, bytes or os.PathLike object, not float"),
     ("_carrier_open", ("mpi",), TypeError, r"_carrier_open\(\) missing required argument 'candidates'"),
-    ("_carrier_open", ("pigeon", []), ValueError, "there is no carrier pigeon"),
+    ("_carrier_open", ("pigeon", []), ValueError, "unknown carrier: got pigeon, expected mpi, ucc or xccl"),
     ("_carrier_open", ("mpi", [3]), TypeError, "bad argument type"),
     ("_carrier_info", (3,), ValueError, "invalid PyCapsule"),
     ("_carrier_begin_mpi", (3,), ValueError, "invalid PyCapsule"),
@@ -105,7 +105,7 @@ def test_signal_for_dumps_needs_a_monitor_and_a_valid_number():
                 monitor_thread.start(0)
         """
     ) == [
-        "RuntimeError no group of several ranks has been made yet, so nothing is monitored",
+        "RuntimeError nothing is monitored: create a group of several ranks first",
         "False",
         "ValueError dump_on_signal(): argument 'signum': got 0, expected a signal that can be handled",
         "ValueError dump_on_signal(): argument 'signum': got 999, expected a signal that can be handled",

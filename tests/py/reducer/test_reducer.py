@@ -524,7 +524,7 @@ def test_calls_in_the_wrong_order_in_a_pass_are_rejected():
             reducer.mark_ready(1, "text")
         with pytest.raises(ValueError, match=r"'gradient' of parameter 1 has another shape: got \(2,\), expected \(3,\)"):
             reducer.mark_ready(1, one)
-        with pytest.raises(ValueError, match="'gradient' of parameter 1: 3 elements of float64 do not go into 3 of float32"):
+        with pytest.raises(ValueError, match="'gradient' of parameter 1: got 3 elements of float64, expected 3 of float32"):
             reducer.mark_ready(1, numpy.ones(3))
         with pytest.raises(RuntimeError, match="without find_unused_parameters"):
             reducer.mark_unused(1)
@@ -859,7 +859,7 @@ def test_reduce_tensor_adds_only_elements_of_the_same_dtype():
     total = numpy.ones((3, 4))
     _core._reduce_tensor(total.T, numpy.full((4, 3), 2.0))
     assert (total == 3).all()
-    with pytest.raises(ValueError, match="1 elements of float32 do not go into 1 of float64"):
+    with pytest.raises(ValueError, match="got 1 elements of float32, expected 1 of float64"):
         _core._reduce_tensor(numpy.ones(1), numpy.ones(1, "float32"))
 
 
@@ -870,5 +870,5 @@ def test_convert_tensor_rounds_like_numpy():
         expected = source.astype("float32").astype("float16")
     _core._convert_tensor(halves.T, source.T)
     assert numpy.array_equal(halves, expected)
-    with pytest.raises(ValueError, match="4 elements of float64 do not go into 4 of int32"):
+    with pytest.raises(ValueError, match="got 4 elements of float64, expected 4 of int32"):
         _core._convert_tensor(numpy.empty(4, "int32"), source)

@@ -675,7 +675,7 @@ def test_nesting_of_prefix_stores_is_limited():
     """Nesting must be limited: each level uses stack in every call, and 20,000 levels caused a
     segmentation fault."""
     store = dldist.HashStore()
-    with pytest.raises(ValueError, match="too many views of views: got 501 levels, expected at most 500"):
+    with pytest.raises(ValueError, match="nested too deeply: got 501 levels, expected at most 500"):
         for _ in range(20_000):
             store = dldist.PrefixStore("p", store)
     store.set("k", "v")

@@ -219,7 +219,7 @@ def closed_plan(group):
     plan.close()
     plan.close()
     for call in (plan, plan.start, plan.wait, plan.is_completed, lambda: plan.tensors):
-        assert cases.raised(call) == ("RuntimeError", "this plan has been closed")
+        assert cases.raised(call) == ("RuntimeError", "this plan has been closed: create another one")
     tensor.append(1)  # no export prevents resizing
     assert repr(plan) == "<dldist.Plan: all_reduce, closed>"
 

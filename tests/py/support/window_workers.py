@@ -530,7 +530,7 @@ def bad_arguments(world):
         (lambda: memory.put_signal(9), ValueError, "argument 'dst_rank'"),
         (lambda: memory.wait_signal(0, 0, -5), ValueError, "argument 'timeout_ms' is negative: got -5"),
         (lambda: memory.barrier(1.5), TypeError, "argument 'channel' must be int"),
-        (lambda: memory.get_buffer(0, [5], "float32"), ValueError, "5 elements of float32 from element 0 on are not in the 16"),
+        (lambda: memory.get_buffer(0, [5], "float32"), ValueError, "got 5 elements of float32 from element 0 on, expected a part of the 16"),
         (lambda: memory.get_buffer(0, [1], "float32", 4), ValueError, "from element 4 on"),
         (lambda: memory.get_buffer(0, [-1], "float32"), ValueError, "get_buffer(): argument 'sizes' has a negative length: got -1"),
         (lambda: memory.get_buffer(0, [1], "unknown"), TypeError, "is not a dtype: got 'unknown'"),
