@@ -197,7 +197,7 @@ parse_part(const char *text, size_t len, dd_selection *selection, dd_error *err)
     }
     return dd_error_set(
         err, DD_INVALID_ARGUMENT,
-        "choice of algorithms: unknown word \"%.*s\": expected \"flat\", or COLLECTIVE=NAME of %s",
+        "unknown choice of an algorithm: got \"%.*s\", expected \"flat\" or COLLECTIVE=ALGORITHM, for one of %s",
         name.len < 64 ? name.len : 64, name.text, known);
 }
 

@@ -17,7 +17,8 @@ read_oneccl_version(xccl_library *library, dd_error *err)
     if (result != XCCL_SUCCESS) {
         char text[512];
         xccl_describe(&library->api, result, text, sizeof text);
-        return dd_error_set(err, DD_NOT_SUPPORTED, "%s finds no plug-in: %s", library->dylib.path, text);
+        return dd_error_set(err, DD_NOT_SUPPORTED, "%s loaded no plug-in for its devices: %s",
+                            library->dylib.path, text);
     }
     (void)snprintf(library->version, sizeof library->version, "%d.%d.%d", version / 10000,
                    version / 100 % 100, version % 100);

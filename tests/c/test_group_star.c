@@ -214,7 +214,7 @@ receive_from_leaving_rank(team_rank *self)
     team_rendezvous(self, "end");
 }
 
-TEST(a_receive_from_a_rank_that_leaves_ends)
+TEST(a_receive_fails_if_its_source_rank_leaves)
 {
     for (int i = 0; i < 8; i++) {
         bool sends = i % 2 == 0;

@@ -85,7 +85,7 @@ TEST(unknown_names_of_algorithms_are_refused_with_a_list_of_valid_ones)
     CHECK_STATUS(dd_selection_parse("allreduce=ring", &selection, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(
         check_message(),
-        "choice of algorithms: unknown word \"allreduce\": expected \"flat\", or COLLECTIVE=NAME of barrier, ");
+        "unknown choice of an algorithm: got \"allreduce\", expected \"flat\" or COLLECTIVE=ALGORITHM, for one of barrier, ");
     CHECK_STATUS(dd_selection_parse("flat,ring", &selection, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "\"ring\"");
     CHECK_STATUS(dd_selection_parse("all_reduce=", &selection, check_err()), DD_INVALID_ARGUMENT);

@@ -25,7 +25,7 @@ nccl_window_take_memory(py_nccl_window *self, PyObject *object, int *device)
         return false;
     }
     if (is_ok && self->memory.view.count == 0) {
-        py_argument_raise(&argument, PY_FAULT_VALUE, "is empty: got 0 elements, expected 1 or more");
+        py_argument_raise(&argument, PY_FAULT_VALUE, "has no elements: got size 0, expected 1 or more");
         return false;
     }
     return is_ok;

@@ -196,7 +196,7 @@ def test_completion_hook_is_not_called_for_a_work_without_a_future(slow):
     assert completed == []
 
 
-def test_completion_hooks_are_replaced_and_unregistered(slow):
+def test_new_completion_hook_replaces_the_old_one_and_can_be_removed(slow):
     called = []
     group = dldist.group.WORLD
     group.register_completion_hook(1, lambda _: called.append("replaced"))

@@ -218,7 +218,7 @@ def test_build_for_tests_can_make_system_calls_fail(tmp_path):
     ]
 
 
-def test_lazy_import_may_call_the_function_that_imports_it_again():
+def test_lazily_imported_module_may_call_the_function_that_imports_it():
     """An import may reenter the module that needs it; another thread may also finish it first."""
     assert run(
         """

@@ -235,7 +235,7 @@ def test_every_listed_reason_for_a_failing_torch_test_is_complete():
         assert entry["tests"] and entry["why"] and set(entry["aims"]) <= {"gloo", *table.TITLES}
 
 
-def test_reporter_accepts_a_skipped_test_without_a_start():
+def test_reporter_accepts_a_skipped_test_that_never_began():
     """Python 3.12.1 does not call startTest for skipped tests."""
     stream = io.StringIO()
     reporter = aim.Reporter(stream)

@@ -207,7 +207,7 @@ def test_lazy_conjugate_torch_tensors_receive_correct_values():
     assert in_groups(2, case) == [[[4 - 8j] * 2, [8.0] * 2, [4 - 4j] * 2, [4.0] * 2]] * 2
 
 
-def test_numpy_scalars_are_not_changed_and_new_results_returned():
+def test_numpy_scalars_are_unchanged_and_results_are_new_scalars():
     """Scalars cannot be written to, although a writable array can be made of them."""
 
     def case(group):
