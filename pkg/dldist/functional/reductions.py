@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dldist import _core, types
@@ -83,7 +84,9 @@ def extension_of(op: Op) -> Extension | None:
         return _EXTENSIONS.get(op.lower())
     if isinstance(op, _core.ReduceOp) or not callable(op) or name_of(op):
         return None
-    return _EXTENSIONS.get(getattr(op, "__name__", "")) or Extension("", lambda x, call: x, _like, op)
+    # numpy.logical_and is an extension by its name. A program's own function may have any name.
+    name = "" if isinstance(op, FunctionType) else getattr(op, "__name__", "")
+    return _EXTENSIONS.get(name if name.startswith("logical_") else "") or Extension("", lambda x, call: x, _like, op)
 
 
 def _layout(x: Any) -> str:
