@@ -34,7 +34,8 @@ _DTYPES: dict[str, tuple[int, Any]] = {
     "complex128": (16, None),
 }
 # NumPy's strings and dates, which other libraries do not have: the kind, bytes per element, unit.
-_MOVED_DTYPE = re.compile(r"(<U|\|S)([1-9]\d{0,8})|(<[mM]8)(\[\d{0,9}[a-zA-Z]{1,2}\])?")
+# NumPy accepts units of 0 seconds, but divides by the 0 when it converts them.
+_MOVED_DTYPE = re.compile(r"(<U|\|S)([1-9]\d{0,8})|(<[mM]8)(\[(?:[1-9]\d{0,8})?[a-zA-Z]{1,2}\])?")
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MAX_DIMS = 64
 

@@ -610,6 +610,7 @@ def test_serialized_values_out_of_range_are_malformed():
         b"S" + struct.pack("<Q", 1) + value("test_serializers.Point(x,y)", 1, [2]),
         (b"v" + struct.pack("<Q", 27) + b"test_serializers.Point(x,y)" + struct.pack("<Q", 2) + b"N") * (MAX_DEPTH + 1),
         b"an\x03<U1\x01" + struct.pack("<Q", 1) + b"\0" + struct.pack("<Q", 4) + b"\xff\xff\xff\x7f",
+        b"an\x07<M8[0s]\x01" + struct.pack("<Q", 1) + b"\0" + struct.pack("<Q", 8) + bytes(8),
         b"an\x07<M8[xx]\x01" + struct.pack("<Q", 1) + b"\0" + struct.pack("<Q", 8) + bytes(8),
         b"an\x03<U0\x01" + struct.pack("<Q", 1 << 60) + b"\0" + bytes(8),
     ]:
