@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
+from types import FunctionType
 from typing import Any
 
 from dldist._core import DistError
@@ -133,7 +134,8 @@ def allow_classes(*classes: type) -> None:
         classes: Classes whose module and name are the same on all ranks.
 
     Raises:
-        TypeError: A class is not an enum, a dataclass or a named tuple.
+        TypeError: A class is not an enum, a dataclass or a named tuple, or is a dataclass that extends
+            a built-in type such as dict or Exception.
 
     Example:
         >>> from typing import NamedTuple
@@ -153,13 +155,18 @@ def is_allowable(cls: Any) -> bool:
     """Return True if allow_classes() accepts the class."""
     if not isinstance(cls, type):
         return False
-    return (issubclass(cls, Enum) and cls is not Enum) or is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_make"))
+    if issubclass(cls, Enum):
+        return cls is not Enum
+    # The fields of a dataclass that extends dict or Exception are only a part of its content.
+    is_whole = cls.__new__ is object.__new__ or isinstance(cls.__new__, FunctionType)
+    return (is_dataclass(cls) and is_whole) or (issubclass(cls, tuple) and hasattr(cls, "_make"))
 
 
 def _kind_of_class(index: int, cls: Any) -> Kind:
     if not is_allowable(cls):
         raise TypeError(
-            f"allow_classes(): argument 'classes[{index}]' has a wrong type: got {cls!r:.100}, expected an enum, a dataclass or a named tuple"
+            f"allow_classes(): argument 'classes[{index}]' has a wrong type: got {cls!r:.100}, expected an enum, a named tuple, or a "
+            "dataclass that extends no built-in type"
         )
     module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
     title = f"{module}.{cls.__qualname__}"

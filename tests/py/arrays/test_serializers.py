@@ -214,7 +214,9 @@ def test_sender_cannot_make_the_receiver_import_a_module():
 
 
 def test_allow_classes_rejects_unsupported_classes():
-    for wrong in (int, 5, Thing, enum.Enum):
+    failure = dataclasses.make_dataclass("failure", ["code"], bases=(Exception,))
+    table = dataclasses.make_dataclass("table", ["name"], bases=(dict,))
+    for wrong in (int, 5, Thing, enum.Enum, failure, table):
         with pytest.raises(TypeError, match=r"allow_classes\(\): argument 'classes\[1\]' has a wrong type: got .*expected an enum, a"):
             dldist.allow_classes(Color, wrong)
 
