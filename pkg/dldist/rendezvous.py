@@ -170,15 +170,16 @@ class Meeting:
     waits until each rank that joined has called mark_connected() or close(), or failed.
     """
 
-    __slots__ = ("_generation", "_is_opener", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_server", "rank", "store", "world_size")
+    __slots__ = ("_generation", "_is_opener", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_record", "_server", "rank", "store", "world_size")
 
-    def __init__(self, raw: _core.Store, endpoint: urls.Endpoint, name: str, generation: int, is_opener: bool) -> None:
+    def __init__(self, raw: _core.Store, endpoint: urls.Endpoint, name: str, generation: int, is_opener: bool, record: bytes) -> None:
         self._raw: _core.Store | None = raw
         self._prefix = _key_prefix(name)
         self._generation = generation
         self._is_opener = is_opener
         self._is_server = endpoint.is_server and endpoint.world_size > 1
         self._must_mark_connected = endpoint.is_client
+        self._record = record if endpoint.is_client else b""  # this process in the rank's key
         # If rank 0 serves the store: the text "<pid> <host>" that rank 0 writes at the start.
         self._server = raw.get(self._server_key()) if endpoint.is_client else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
@@ -220,6 +221,8 @@ class Meeting:
         try:
             if self._must_mark_connected:
                 self.mark_connected()
+            if self._record:
+                self._record_end(self._raw)
             if self._is_server:
                 self._linger(self._raw, linger)
             if self._is_opener:
@@ -229,6 +232,16 @@ class Meeting:
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
+
+    def _record_end(self, raw: _core.Store) -> None:
+        """Remove this process from its rank's key: a new process with this rank is no second one, and
+        waits for the next rendezvous."""
+        timeout = raw.timeout
+        raw.set_timeout(_SETUP_S)
+        try:
+            raw.compare_set(_rank_key(self._prefix, self.rank), self._record, b"%d" % self._generation)
+        finally:
+            raw.set_timeout(timeout)
 
     def close_after_failure(self) -> None:
         """Close without waiting, after a failure. A thread may keep serving others for LINGER_S."""
@@ -326,10 +339,10 @@ def meet(
     while True:
         try:
             raw = endpoint.connect(_remaining_s(deadline), False)
-            generation, is_opener = _join(raw, endpoint, name, deadline)
+            generation, is_opener, record = _join(raw, endpoint, name, deadline)
             if store is None:
                 raw.set_timeout(timeout)
-            return Meeting(raw, endpoint, name, generation, is_opener)
+            return Meeting(raw, endpoint, name, generation, is_opener, record)
         except _core.DistNetworkTimeoutError as error:
             if not endpoint.is_client:
                 raise
@@ -371,8 +384,9 @@ def _rank_key(prefix: str, rank: int) -> str:
     return f"{prefix}/rank/{rank}"
 
 
-def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: float) -> tuple[int, bool]:
-    """Return the number of this rendezvous in this store, and if this process has opened it.
+def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: float) -> tuple[int, bool, bytes]:
+    """Return the number of this rendezvous in this store, if this process has opened it, and the
+    value of its rank's key.
 
     Rank 0 increments the number when it opens a rendezvous and when it leaves, so an odd number is
     an open rendezvous. No process joins the same rendezvous twice. A second process with the same
@@ -389,23 +403,24 @@ def _join(store: _core.Store, endpoint: urls.Endpoint, name: str, deadline: floa
             key = f"{prefix}/{generation}"
             # odd if the previous rank 0 still runs, or was lost
             if generation % 2 == 1 and _is_started_twice(store, endpoint, key, store.try_get(key) or b"", own):
-                return generation, False
+                return generation, False, b""
             step = 1 + generation % 2
             generation += step
             if store.add(count, step) == generation:
                 break
             store.add(count, -step)  # another process was faster
         store.set(f"{prefix}/{generation}", record)
-        return generation, True
+        return generation, True, b""
     key = _rank_key(prefix, endpoint.rank)
     before = store.try_get(key) or b"0"
     previous = _last_generation(before)
     while (generation := store.add(count, 0)) <= previous or generation % 2 == 0:
         if generation == previous and _is_started_twice(store, endpoint, f"{prefix}/{generation}", before, own):
-            return generation, False
+            return generation, False, b""
         _await_rank_0(store, endpoint, name, generation + 1 + generation % 2, deadline)
-    store.set(key, b"%d " % generation + record)
-    return generation, False
+    record = b"%d " % generation + record
+    store.set(key, record)
+    return generation, False, record
 
 
 def _last_generation(rank_record: bytes | None) -> int:

@@ -576,6 +576,26 @@ def test_rank_that_is_started_again_while_its_group_exists_receives_an_error(pro
         child.result()
 
 
+@pytest.mark.deadline(60)
+def test_rank_waits_for_the_next_group_while_its_former_process_runs_without_the_last_one(procs, port):
+    url = f"tcp://{LOOPBACK}:{port}"
+    workers = rendezvous_workers.hold_group, rendezvous_workers.outlive_group
+    members = [procs.start(worker, url, rank, 2) for rank, worker in enumerate(workers)]
+    for child in members:
+        child.recv()
+    members[1].send("end")
+    assert members[1].recv() == "closed"
+    successors = [procs.start(rendezvous_workers.meet_once, url, 1, 2)]
+    store = dldist.TCPStore(LOOPBACK, port, timeout=20)
+    poll_until(lambda: store.try_get("dldist/open/default_pg/here/1"), description="rank 1 to wait for the next group")
+    members[0].send("end")
+    members[0].result()
+    successors.append(procs.start(rendezvous_workers.meet_once, url, 0, 2))
+    assert [child.result() for child in successors] == [(1, 2, 3.0), (0, 2, 3.0)]
+    members[1].send("end")
+    members[1].result()
+
+
 def test_rendezvous_names_a_missing_rank_0(port):
     with pytest.raises(dldist.DistNetworkTimeoutError) as caught:
         meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=0.3)

@@ -81,6 +81,13 @@ def hold_group(channel, init_method, rank, world_size):
     meeting.close()
 
 
+def outlive_group(channel, init_method, rank, world_size):
+    """Like hold_group, but run until a second message."""
+    hold_group(channel, init_method, rank, world_size)
+    channel.send("closed")
+    channel.recv()
+
+
 def store_by_url(channel, url):
     """Meet through c10d's rendezvous handlers."""
     store, rank, world_size = next(rendezvous.rendezvous(url, timeout=TIMEOUT_S))
