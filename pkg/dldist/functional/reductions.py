@@ -155,7 +155,9 @@ def _find_pair(is_max: bool) -> Callable[[Any, Any], Any]:
         a_is_nan, b_is_nan = a_value != a_value, b_value != b_value
         is_better = (b_value > a_value if is_max else b_value < a_value) | (b_is_nan & ~a_is_nan)
         is_equal = (b_value == a_value) | (b_is_nan & a_is_nan)
-        return numpy.where(is_better | (is_equal & (b_index < a_index)), b, a)
+        result = numpy.array(a)  # numpy.where would drop padding between the fields, and the byte order
+        numpy.copyto(result, b, where=is_better | (is_equal & (b_index < a_index)))
+        return result
 
     return fold
 

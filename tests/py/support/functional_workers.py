@@ -214,7 +214,8 @@ def pairs(group):
     assert F.scan((1.5 * rank, rank), "maxloc", group) == (1.5 * rank, rank)
     assert F.exscan((1.5 * rank, rank), "maxloc", group) == (1.5 * max(rank - 1, 0), max(rank - 1, 0))
     assert F.reduce((float(rank), rank), 0, "minloc", group) == ((0.0, 0) if rank == 0 else None)
-    records = numpy.zeros(2 * n, [("distance", "f4"), ("node", "i8")])
+    padded = {"names": ["distance", "node"], "formats": [">f4", "i8"], "offsets": [0, 8], "itemsize": 24}
+    records = numpy.zeros(2 * n, padded)
     records["distance"], records["node"] = numpy.arange(2 * n) * (-1) ** rank, rank
     if n > 1:
         part = F.reduce_scatter(records, "minloc", group=group)
