@@ -270,22 +270,12 @@ class Meeting:
         otherwise `error`. Call this before close_after_failure(), which leaves the store."""
         may_be_lost = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
         # Rank 0 still runs, so the failure has another cause, such as a port of this rank.
-        if not may_be_lost or self._server is None or not self._is_server_lost():
+        if not may_be_lost or self._server is None or self._raw is None or _is_served(self._raw):
             return error
         pid, host = _pid_and_host(self._server)
         lost = _core.DistPeerLostError(f"lost rank 0 ({host}, pid {pid}), which served the store: {error}")
         lost.code, lost.rank, lost.host, lost.pid = "PEER_LOST", 0, host, int(pid) if pid.isdecimal() else None
         return lost
-
-    def _is_server_lost(self) -> bool:
-        try:
-            if self._raw is not None:
-                self._raw.try_get(self._server_key())
-        except _core.DistNetworkError as error:
-            return not isinstance(error, TimeoutError)
-        except _core.DistError:
-            pass
-        return False
 
     def _server_key(self) -> str:
         return f"{self._prefix}/{self._generation}"
@@ -336,6 +326,7 @@ def meet(
     if not 0 <= endpoint.rank < endpoint.world_size:
         raise ValueError(f"argument 'rank' is out of range: got {endpoint.rank}, expected 0 to {endpoint.world_size - 1}")
     pause = 0.001
+    raw = None
     while True:
         try:
             raw = endpoint.connect(_remaining_s(deadline), False)
@@ -352,9 +343,11 @@ def meet(
         except _core.DistAuthError:
             raise
         except _core.DistNetworkError:
-            # The connection probably reached rank 0's previous server, which was closing.
-            if not endpoint.is_client or time.monotonic() > deadline:
+            # The connection probably reached rank 0's previous server, which was closing. If it
+            # still serves, the failure has another cause, such as a port of this rank.
+            if not endpoint.is_client or time.monotonic() > deadline or (raw is not None and _is_served(raw)):
                 raise
+            raw = None
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
 
@@ -373,6 +366,17 @@ def _find_endpoint(init_method: str | None, rank: int, world_size: int, timeout:
             raise urls.url_error("tcp", f"the other ranks cannot learn the port: got port 0 of {endpoint.host}, expected a port number")
         return endpoint
     return urls.store_endpoint(*next(rendezvous(url, rank, world_size, timeout=timeout)))
+
+
+def _is_served(store: _core.Store) -> bool:
+    """Return False if the connection to the server of a store has ended."""
+    try:
+        store.try_get("")
+    except _core.DistNetworkError as error:
+        return isinstance(error, TimeoutError)
+    except _core.DistError:
+        pass
+    return True
 
 
 def _key_prefix(name: str) -> str:
