@@ -270,7 +270,7 @@ def _option_value(name: str, value: Any, call: _Call | None) -> Any:
     if kind != dist.ReduceOp.PREMUL_SUM:
         return dist.ReduceOp(kind)
     if call is None:
-        raise NotImplementedError("argument 'op': got PREMUL_SUM, whose factor torch does not pass to this call of a group; use the function of torch.distributed")
+        raise NotImplementedError("argument 'op': got PREMUL_SUM, whose factor a group's method does not get; use the function of torch.distributed")
     return call.opts.reduceOp
 
 
