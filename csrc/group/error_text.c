@@ -58,7 +58,9 @@ dd_group_error_about(const dd_group *group, int rank, dd_status code, const char
 const char *
 group_print_tag(const dd_message *message, char out[32])
 {
-    if (message->is_any_tag) {
+    if (message->channel == DD_P2P_PARTS_CHANNEL) {
+        snprintf(out, 32, "part of an object"); /* the caller did not choose its tag */
+    } else if (message->is_any_tag) {
         snprintf(out, 32, "any tag");
     } else {
         snprintf(out, 32, "tag %llu", (unsigned long long)message->tag);

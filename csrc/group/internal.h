@@ -340,7 +340,7 @@ const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence)
 /* Append a sentence about ranks whose packets the network loses. Return the rank at the other end
  * of the lossy path, as seen from this rank, or -1 if no loss is known. */
 int group_add_loss_locked(const dd_group *group, dd_error *error);
-/* Print "tag 7" or "any tag". */
+/* Print "tag 7", "any tag" or "part of an object". */
 const char *group_print_tag(const dd_message *message, char out[32]);
 /* Append how far a timed-out message got: bytes received, or bytes lost on the network. For a
  * receive, append the tags of the messages that have arrived and do not match it. */

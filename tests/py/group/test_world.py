@@ -299,6 +299,15 @@ def test_close_that_times_out_names_pending_operations_and_their_lines():
     assert all(work.is_completed() for work in late)
 
 
+def test_close_that_times_out_does_not_name_the_internal_tag_of_an_object():
+    world = dldist.World(name="w")
+    line = sys._getframe().f_lineno + 1
+    work = world.isend_object(bytes(1_000_000), 0, 4)
+    error = error_of(world.close, 0)
+    assert f"s: send to rank 0 (part of an object) (test_world.py:{line}) (timeout)" in str(error)
+    assert not work.is_success()
+
+
 def test_timeout_of_close_applies_to_all_groups_together():
     store = dldist.HashStore()
     closed = threading.Event()
