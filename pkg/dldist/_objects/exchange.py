@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from _thread import _local
 from collections.abc import Generator, Iterable
 from itertools import count
 from time import monotonic
@@ -19,8 +21,16 @@ from dldist._objects.frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, co
 
 DEFAULT_SERIALIZER = "safe"
 
-_part_tags = count(1)
-"""Tags for the pieces of the objects that this process sends, so that each object has its own."""
+
+class _PartTags(_local):
+    """Tags for the pieces of the objects that this process sends, so that each object has its own.
+    Each thread has a range, because count() may repeat a number in free-threaded Python 3.13."""
+
+    def __init__(self) -> None:
+        self.numbers = count(int.from_bytes(os.urandom(7), "little") + 1)
+
+
+_part_tags = _PartTags()
 
 
 class Exchange:
@@ -109,7 +119,7 @@ class Exchange:
 
     def send(self, obj: Any, dst: int, tag: int) -> None:
         outgoing = Outgoing(obj, self._serializer)
-        part_tag = next(_part_tags) if self._parts is not None else 0
+        part_tag = next(_part_tags.numbers) if self._parts is not None else 0
         self._group.send(outgoing.prefix(outgoing.rounds, part_tag), dst, tag, **self._remaining_timeout())
         for index in outgoing.rounds:
             if self._parts is not None:
@@ -121,7 +131,7 @@ class Exchange:
     def isend(self, obj: Any, dst: int, tag: int) -> ObjectWork:
         parts = self._require_parts()
         outgoing = Outgoing(obj, self._serializer)
-        part_tag = next(_part_tags)
+        part_tag = next(_part_tags.numbers)
         works = [self._group.isend(outgoing.prefix(outgoing.rounds, part_tag), dst, tag, **self._remaining_timeout())]
         works += [parts._isend_part(outgoing.piece(index), dst, part_tag, **self._remaining_timeout()) for index in outgoing.rounds]
         _raise_first([outgoing.error])
