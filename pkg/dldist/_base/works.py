@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from functools import cached_property
+from time import monotonic
 from typing import Any
 
 from dldist import _core
@@ -99,7 +100,7 @@ class ObjectWork(FutureWork):
         self._name = name
         self._works = works
         self._read = read
-        self._message = next(works)
+        self._message = self._pending = next(works)
         self._advance(self._message)
 
     def _advance(self, work: _core.Work) -> None:
@@ -107,6 +108,7 @@ class ObjectWork(FutureWork):
             while work.is_completed():
                 work.wait()
                 work = next(self._works)
+            self._pending = work
             work._watch(lambda: self._advance(work))
         except StopIteration as end:
             self._future._complete(end.value, None)
@@ -118,7 +120,16 @@ class ObjectWork(FutureWork):
         return self._read(self._future.value())
 
     def wait(self, timeout: Any = None) -> Any:
-        super().wait(timeout)
+        start = monotonic()
+        pending = self._pending
+        try:
+            # This raises in a forked child, where the future never ends.
+            pending.wait(timeout)
+        except Exception:
+            if not pending.is_completed():
+                raise
+        seconds = _limit(timeout).total_seconds()
+        super().wait(seconds and max(seconds - monotonic() + start, 1e-6))
         return self._object
 
     def result(self) -> Any:

@@ -274,7 +274,7 @@ def cancelled_by_another_thread(world):
 
 def works_of_a_forked_parent(world):
     """A child must not wait for its parent's works, even if a thread had a lock at the fork."""
-    work = world.irecv(floats(1), 1 - world.rank, 1)
+    work, of_object = world.irecv(floats(1), 1 - world.rank, 1), world.irecv_object(1 - world.rank, 2)
     is_over = threading.Event()
 
     def probe():
@@ -287,11 +287,14 @@ def works_of_a_forked_parent(world):
     for _ in range(10):
         child = os.fork()
         if child == 0:
-            try:
-                dldist.wait_any([work], 1)
-            except dldist.DistError as error:
-                os._exit(7 if "fork" in str(error) else 1)
-            os._exit(2)
+            for wait in (lambda: dldist.wait_any([work], 1), of_object.wait):
+                try:
+                    wait()
+                    os._exit(2)
+                except dldist.DistError as error:
+                    if "fork" not in str(error):
+                        os._exit(1)
+            os._exit(7)
         deadline = time.monotonic() + 15
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -302,7 +305,7 @@ def works_of_a_forked_parent(world):
     is_over.set()
     for thread in threads:
         thread.join()
-    assert work.cancel()
+    assert work.cancel() and of_object.cancel()
 
 
 def wait_for_all(world):
