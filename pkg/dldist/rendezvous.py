@@ -170,7 +170,10 @@ class Meeting:
     waits until each rank that joined has called mark_connected() or close(), or failed.
     """
 
-    __slots__ = ("_generation", "_is_opener", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_record", "_server", "rank", "store", "world_size")
+    __slots__ = (
+        "_generation", "_is_opener", "_is_server", "_must_mark_connected", "_prefix", "_raw", "_record", "_server",
+        "rank", "store", "world_size",
+    )  # fmt: skip
 
     def __init__(self, raw: _core.Store, endpoint: urls.Endpoint, name: str, generation: int, is_opener: bool, record: bytes) -> None:
         self._raw: _core.Store | None = raw
