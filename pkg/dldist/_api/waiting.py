@@ -9,7 +9,7 @@ from typing import Any
 
 from dldist import _core
 from dldist._base.future import seconds_of
-from dldist._base.works import FutureWork
+from dldist._base.works import FutureWork, ObjectWork
 from dldist.types import Timeout
 
 Works = Sequence[_core.Work | None]
@@ -132,6 +132,8 @@ def _wait_for_event(works: tuple[_core.Work, ...], seconds: float | None) -> boo
     """Wait for works of other kinds than the core's, or of several engines."""
     event = Event()
     for work in works:
+        if isinstance(work, ObjectWork):
+            _core._wait_any((work._pending,), 0)  # raises in a forked child, as for works of the core
         if isinstance(work, FutureWork):
             work._watch(event.set)
         else:

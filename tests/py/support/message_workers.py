@@ -287,7 +287,7 @@ def works_of_a_forked_parent(world):
     for _ in range(10):
         child = os.fork()
         if child == 0:
-            for wait in (lambda: dldist.wait_any([work], 1), of_object.wait):
+            for wait in (lambda: dldist.wait_any([work], 1), of_object.wait, lambda: dldist.wait_any([of_object])):
                 try:
                     wait()
                     os._exit(2)
