@@ -25,6 +25,7 @@ from dldist import _core
 from dldist._api import work_registry
 from dldist._base import arrays
 from dldist._base.docstrings import completed
+from dldist._base.probes import NO_RANK
 from dldist._objects.exchange import Exchange
 from dldist.functional import reductions
 from dldist.functional import tree as functional_tree
@@ -880,7 +881,7 @@ def send(
 
     Args:
         x: The array to send.
-        dst: The rank of the group to send to.
+        dst: The rank of the group to send to, or NO_RANK to send nothing.
         tag: A number, at least 0; the receiver must pass the same tag.
         timeout: Seconds or a timedelta until the message must be received. None is the group's own.
         async_op: Return a Pending, whose wait() gives None.
@@ -896,9 +897,11 @@ def send(
         array('f', [1.0, 2.0])
     """
     form = Form("send", x, group, timeout, async_op)
-    dst = form.check_rank(dst, "dst")
+    dst = form.check_peer(dst, "dst")
 
     def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
+        if dst == NO_RANK:
+            return []
         return (calls.isend if async_op else calls.send)(source, dst, tag, timeout=timeout)
 
     def call_batched(x: Any) -> Any:
@@ -921,12 +924,13 @@ def recv(
 
     Args:
         like: An array with the type, shape and dtype of the result; it is not changed.
-        src: The rank of the group to receive from. None is any rank.
+        src: The rank of the group to receive from. None is any rank; NO_RANK is none.
         tag: The tag that the sender passes.
         timeout: Seconds or a timedelta. None is the group's own; 0 does not wait.
 
     Returns:
         An array like `like`. A shorter message leaves zeros at the end; a longer one is an error.
+        Zeros from NO_RANK.
 
     Raises:
         ValueError: `src` is not a rank of the group.
@@ -936,16 +940,19 @@ def recv(
     """
     form = Form("recv", like, group, timeout, async_op)
     if src is not None:
-        src = form.check_rank(src, "src")
+        src = form.check_peer(src, "src")
 
     def start(calls: Any, source: Any, output: Any, timeout: Any, async_op: bool) -> Any:
+        if src == NO_RANK:
+            return []
         arrays.family_of(source, form.name).clear(output)
         return (calls.irecv if async_op else calls.recv)(output, src, tag, timeout=timeout)
 
     def call_batched(like: Any) -> Any:
         return recv(like, src, tag, group, timeout=timeout)
 
-    return form.run([like], start, [form.shape], call_batched=call_batched)
+    fill = ZEROS if src == NO_RANK else NOTHING
+    return form.run([like], start, [form.shape], call_batched=call_batched, fill=fill)
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending[None] | None:

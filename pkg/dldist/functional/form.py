@@ -12,6 +12,7 @@ from dldist._backends import registry
 from dldist._base import arrays as base_arrays
 from dldist._base.array_types import Timeout
 from dldist._base.future import wait_for
+from dldist._base.probes import NO_RANK
 
 # Initial contents of results, with the numbers of dd_ffi_fill in csrc/xla/ffi.h.
 NOTHING, COPIES, ZEROS = range(3)
@@ -75,6 +76,9 @@ class Form:
         if number is None or number not in range(self.size):
             raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: got {rank!r}, expected 0 to {self.size - 1}")
         return number
+
+    def check_peer(self, rank: Any, argument: str) -> int:
+        return NO_RANK if as_index(rank) == NO_RANK else self.check_rank(rank, argument)
 
     def run(
         self,

@@ -344,6 +344,8 @@ def messages(group, kind, given):
         for other in range(n):
             F.send(x, other, 6, group)
     kind.expect(receiving.wait(), given[0], x, "recv")
+    assert F.send(x, dldist.NO_RANK, group=group) is None
+    kind.expect(F.recv(x, dldist.NO_RANK, group=group, async_op=True).wait(), numpy.zeros_like(given[rank]), x, "recv")
 
 
 def odd_shapes(group):
@@ -599,6 +601,8 @@ def jax_jit(group):
         lambda x: F.all_reduce_tree([jax.tree_util.Partial(print, x), x], group=group),
         lambda x: (F.send(x, (rank + 1) % n, 3, group) if rank == 0 else None, F.recv(x, (rank - 1) % n, 3, group),
                    F.send(x, (rank + 1) % n, 3, group) if rank != 0 else None)[1],
+        lambda x: (F.send(x, rank + 1 if rank + 1 < n else dldist.NO_RANK, 3, group),
+                   F.recv(x, rank - 1 if rank else dldist.NO_RANK, 3, group))[1],
     ):
         eager, compiled = call(x), jax.jit(call)(x)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()) and a.dtype == b.dtype, eager, compiled))
