@@ -24,14 +24,15 @@ typedef struct py_reduce_op {
 #define EXPECTED_TYPE \
     "a ReduceOp, its name, or a function such as numpy.add (only dldist.functional takes any function)"
 
-/* Other names of reductions, and functions that reduce two arrays in the same way: ufuncs of NumPy
- * and JAX, and builtins of Python. */
+/* Other names of reductions, and functions that stand for a reduction: builtins of Python, and
+ * ufuncs and other functions of NumPy and JAX, such as numpy.add and numpy.sum. */
 static const struct {
     const char *name;
     bool is_function;
     dd_redop op;
 } synonyms[] = {
     {"prod", false, DD_REDOP_PRODUCT},    {"mean", false, DD_REDOP_AVG},
+    {"prod", true, DD_REDOP_PRODUCT},     {"mean", true, DD_REDOP_AVG},
     {"add", true, DD_REDOP_SUM},          {"sum", true, DD_REDOP_SUM},
     {"multiply", true, DD_REDOP_PRODUCT}, {"minimum", true, DD_REDOP_MIN},
     {"min", true, DD_REDOP_MIN},          {"maximum", true, DD_REDOP_MAX},
@@ -63,6 +64,19 @@ find_op(const char *text, dd_redop *op)
     return find_synonym(text, false, op);
 }
 
+static bool
+is_in_numpy(PyObject *object)
+{
+    PyObject *module = PyObject_HasAttrString(object, "__module__") != 0
+                           ? PyObject_GetAttrString(object, "__module__")
+                           : NULL;
+    bool is_in = module != NULL && PyUnicode_Check(module) != 0 &&
+                 (PyUnicode_CompareWithASCIIString(module, "numpy") == 0 ||
+                  PyUnicode_CompareWithASCIIString(module, "jax.numpy") == 0);
+    Py_XDECREF(module);
+    return is_in;
+}
+
 /* Return the name of an operation as text, or of the operation that a function stands for. Return
  * NULL if the object is neither, or with an exception. */
 static const char *
@@ -73,7 +87,9 @@ read_name(PyObject *object)
     }
     PyObject *module = PyCFunction_Check(object) ? PyCFunction_GetSelf(object) : NULL;
     bool is_function =
-        (module != NULL && PyModule_Check(module)) || PyObject_HasAttrString(object, "nin") != 0;
+        PyObject_HasAttrString(object, "__name__") != 0 &&
+        ((module != NULL && PyModule_Check(module)) || PyObject_HasAttrString(object, "nin") != 0 ||
+         is_in_numpy(object));
     PyObject *name = is_function ? PyObject_GetAttrString(object, "__name__") : NULL;
     const char *text = name != NULL ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     dd_redop op;

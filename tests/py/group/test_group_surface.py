@@ -130,11 +130,12 @@ def test_reduce_ops_are_distinct_and_named():
 def test_functions_of_numpy_and_python_may_name_reductions():
     numpy = pytest.importorskip("numpy")
     functions = {numpy.add: "SUM", numpy.multiply: "PRODUCT", numpy.minimum: "MIN", numpy.maximum: "MAX", numpy.bitwise_and: "BAND",
-                 numpy.bitwise_or: "BOR", numpy.bitwise_xor: "BXOR", sum: "SUM", min: "MIN", max: "MAX"}  # fmt: skip
+                 numpy.bitwise_or: "BOR", numpy.bitwise_xor: "BXOR", sum: "SUM", min: "MIN", max: "MAX", numpy.sum: "SUM",
+                 numpy.min: "MIN", numpy.max: "MAX", numpy.prod: "PRODUCT", numpy.mean: "AVG"}  # fmt: skip
     for op, name in (functions | {"mean": "AVG"}).items():
         assert dldist.ReduceOp(op) == getattr(dldist.ReduceOp, name)
         dldist.Group(None, 0, 1).all_reduce(array.array("i", [1]), op)
-    for unknown in (numpy.hypot, len, numpy.ones(2).max, "add", "land", lambda a, b: a, 3):
+    for unknown in (numpy.hypot, numpy.median, len, numpy.ones(2).max, numpy.ones(2), "add", "land", lambda a, b: a, 3):
         with pytest.raises((TypeError, ValueError), match="dldist.functional"):
             dldist.Group(None, 0, 1).all_reduce(array.array("i", [1]), unknown)
 
