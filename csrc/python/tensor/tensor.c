@@ -182,11 +182,13 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
         rc = py_dlpack_try_capsule(tensor, state, use, argument);
     }
     if (rc == 0) {
-        bool is_number = PyFloat_Check(argument->value) || PyLong_Check(argument->value) ||
-                         PyComplex_Check(argument->value);
-        py_raise_wrong_type(argument->function, argument->name,
-                            is_number ? A_TENSOR "; dldist.functional also accepts numbers)" : A_TENSOR ")",
-                            argument->value);
+        bool is_value = PyFloat_Check(argument->value) || PyLong_Check(argument->value) ||
+                        PyComplex_Check(argument->value) ||
+                        PyObject_HasAttrString(argument->value, "__array__") != 0;
+        const char *expected =
+            is_value ? A_TENSOR "; dldist.functional also accepts numbers and objects with __array__)"
+                     : A_TENSOR ")";
+        py_raise_wrong_type(argument->function, argument->name, expected, argument->value);
     }
     return rc > 0;
 }
