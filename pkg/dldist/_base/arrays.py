@@ -280,13 +280,13 @@ _BUILTIN = {array.array: _Array(), bytes: _Flat(), bytearray: _Flat(), memoryvie
 _NUMBER = _Number()
 
 
-def family_of(x: Any, call: str, path: str = "") -> Family:
+def family_of(x: Any, call: str, path: str = "", others: str = "") -> Family:
     """Return the family of the array x. If x is no array, raise a TypeError that names `call`."""
     family = find_family(x)
     if family is None:
         raise TypeError(
             f"{title('x', call)}{path} must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
-            f"from_dlpack, an array.array, bytes, a bytearray or a memoryview), not {type(x).__name__}"
+            f"from_dlpack, an array.array, bytes, a bytearray or a memoryview){others}, not {type(x).__name__}"
         )
     if family is _MASKED:
         raise _core.DistTypeError(f"{title('x', call)}{path} {_IS_MASKED}")
@@ -295,7 +295,7 @@ def family_of(x: Any, call: str, path: str = "") -> Family:
 
 def value_family_of(x: Any, call: str, path: str = "") -> Family:
     """Return the family of an array, as family_of does, or of a Python number."""
-    return _NUMBER if type(x) in NUMBER_DTYPES else family_of(x, call, path)
+    return _NUMBER if type(x) in NUMBER_DTYPES else family_of(x, call, path, " or a number")
 
 
 def as_value(x: Any) -> Any:

@@ -201,7 +201,13 @@ def all_reduce_tree(
         operations_of(group)
         return Pending([], rebuild) if async_op else rebuild()
     if reductions.extension_of(op) is not None:
-        results = [all_reduce(leaf, op, group, timeout=timeout, async_op=async_op) for leaf in leaves]
+        results = []
+        for leaf, path in zip(leaves, paths, strict=True):
+            try:
+                results.append(all_reduce(leaf, op, group, timeout=timeout, async_op=async_op))
+            except (TypeError, ValueError) as error:
+                error.add_note(f"all_reduce_tree(): argument 'tree' at {path}")
+                raise
         return _then(results, rebuild) if async_op else rebuild(*results)
     form = Form("all_reduce_tree", leaves[0], group, timeout, async_op, op)
     count = len(leaves)

@@ -245,6 +245,11 @@ def functions_that_fail(group):
     raises(TypeError, "pass a group as group=", lambda: F.all_reduce(x, group))
     assert F.all_reduce(x, "mean", group).tolist() == F.all_reduce(x, numpy.maximum, group).tolist() == [1, 1]
     assert F.reduce_scatter(numpy.ones(2 * n, "int32"), sum, group=group).tolist() == [n, n]
+    assert F.all_reduce(numpy.array(n - rank), numpy.min, group) == 1, "not a function of two arrays"
+    try:
+        F.all_reduce_tree({"loss": 0.5}, "minloc", group)
+    except ValueError as error:
+        assert error.__notes__ == ["all_reduce_tree(): argument 'tree' at ['loss']"], error.__notes__
 
 
 def raises(kind, text, call):
@@ -890,10 +895,12 @@ def refusals(group):
         "text": lambda: F.all_reduce("3", group=group),
         "large int": lambda: F.all_reduce(2**63, group=group),
         "number in place": lambda: group.all_reduce(0.5),
+        "column in place": lambda: group.all_reduce(Column([1.0])),
         "list": lambda: F.all_gather([1.0], group=group),
         "none": lambda: F.broadcast(None, group=group),
         "objects": lambda: F.all_reduce(numpy.array([object()]), group=group),
         "leaf": lambda: F.all_reduce_tree({"a": [x, "2"]}, group=group),
+        "leaf or number": lambda: F.all_reduce_tree({"a": [x, "2"]}, group=group),
         "keys": lambda: F.all_reduce_tree({1: x, "a": x}, group=group),
         "axis": lambda: F.all_gather(x, 2, group=group),
         "negative axis": lambda: F.reduce_scatter(x, axis=-3, group=group),
