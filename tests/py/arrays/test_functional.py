@@ -224,7 +224,7 @@ REFUSALS = {
     "no axis": ("ValueError", "expected 0 to -1 for shape ()"),
     "kind of axis": ("ValueError", "argument 'axis' is out of range: got 1.0"),
     "axis of a view": ("ValueError", "expected 0, the only axis"),
-    "dimensions": ("ValueError", "got an array.array of one dimension"),
+    "dimensions": ("ValueError", "got an array.array, which has one dimension"),
     "share": ("ValueError", "is not divisible: got"),
     "scatter": ("ValueError", "is not divisible: got"),
     "split sizes": ("ValueError", "argument 'input_split_sizes': got "),
