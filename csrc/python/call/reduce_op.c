@@ -86,10 +86,9 @@ read_name(PyObject *object)
         return PyUnicode_AsUTF8AndSize(object, NULL);
     }
     PyObject *module = PyCFunction_Check(object) ? PyCFunction_GetSelf(object) : NULL;
-    bool is_function =
-        PyObject_HasAttrString(object, "__name__") != 0 &&
-        ((module != NULL && PyModule_Check(module)) || PyObject_HasAttrString(object, "nin") != 0 ||
-         is_in_numpy(object));
+    bool is_function = PyObject_HasAttrString(object, "__name__") != 0 &&
+                       ((module != NULL && PyModule_Check(module)) ||
+                        PyObject_HasAttrString(object, "nin") != 0 || is_in_numpy(object));
     PyObject *name = is_function ? PyObject_GetAttrString(object, "__name__") : NULL;
     const char *text = name != NULL ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     dd_redop op;

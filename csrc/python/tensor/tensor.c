@@ -185,9 +185,9 @@ import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_ar
         bool is_value = PyFloat_Check(argument->value) || PyLong_Check(argument->value) ||
                         PyComplex_Check(argument->value) ||
                         PyObject_HasAttrString(argument->value, "__array__") != 0;
-        const char *expected =
-            is_value ? A_TENSOR "; dldist.functional also accepts numbers and objects with __array__)"
-                     : A_TENSOR ")";
+        const char *expected = is_value ? A_TENSOR
+                                   "; dldist.functional also accepts numbers and objects with __array__)"
+                                        : A_TENSOR ")";
         py_raise_wrong_type(argument->function, argument->name, expected, argument->value);
     }
     return rc > 0;
