@@ -2,10 +2,11 @@
 """Write the type stubs of the package, which are not in the repository. setup.py runs this.
 
 The table of operations, csrc/python/group/operations.h, provides the methods of Group and Plans in
-_core.pyi, whose other parts are in _core.pyi.in, and all of _backends/low_level.pyi. The functions of a module
-provide _api/collectives.pyi and functional/__init__.pyi, with an overload for each kind of
-async_op. The tables of names in _api/namespace.py provide __init__.pyi and distributed_c10d.pyi,
-which re-export names.
+_core.pyi, whose other parts are in _core.pyi.in, and all of _backends/low_level.pyi. In _core.pyi.in,
+`name: property[T]` stands for a read-only property. The functions of a module provide
+_api/collectives.pyi and functional/__init__.pyi, with an overload for each kind of async_op. The
+tables of names in _api/namespace.py provide __init__.pyi and distributed_c10d.pyi, which re-export
+names.
 
     python tools/make_stubs.py                 write them
     python tools/make_stubs.py --check FOLDER  fail if a stub of the package in FOLDER is outdated
@@ -26,6 +27,7 @@ PACKAGE = ROOT / "pkg" / "dldist"
 OPERATIONS_HEADER = ROOT / "csrc" / "python" / "group" / "operations.h"
 PLACE_OF_OPERATIONS = "    # tools/make_stubs.py puts the operations here.\n"
 PLACE_OF_PLANS = "class Plans: ...\n"
+PROPERTY = re.compile(r"^    (\w+): property\[(.*)\]\n", re.M)
 # With the private names that other modules use.
 MODULES = {
     "_api/collectives.py": ("_all_gather_base", "_make_nccl_premul_sum", "_reduce_op", "_reduce_scatter_base"),
@@ -76,6 +78,7 @@ def plan_method(operation) -> str:
 
 
 def core_stub(template: str, operations) -> str:
+    template = PROPERTY.sub(r"    @property\n    def \1(self) -> \2: ...\n", template)
     text = with_overloads(template).replace(PLACE_OF_OPERATIONS, "".join(map(methods, operations)))
     text = text.replace(PLACE_OF_PLANS, PLACE_OF_PLANS.replace(" ...", "") + "".join(map(plan_method, operations)))
     return f"# Made by tools/make_stubs.py from _core.pyi.in.\n{text}"
