@@ -276,6 +276,15 @@ py::list listOf(const TensorLists& lists) {
   return list;
 }
 
+// Returns an argument for a call in Python: a list for a vector of tensors, None for null.
+py::list toPython(const Tensors& tensors) { return listOf(tensors); }
+py::list toPython(const TensorLists& lists) { return listOf(lists); }
+py::object toPython(const Tensor* tensor) { return tensor == nullptr ? py::none() : py::cast(*tensor); }
+template <class Value>
+const Value& toPython(const Value& value) {
+  return value;
+}
+
 // ---- hooks
 
 // Hooks by id; remove(id) removes a hook. Hooks run without the lock, because a hook may take other
@@ -794,13 +803,24 @@ class Arguments {
   void add(const Tensors& tensors) { add(py::object(listOf(tensors))); }
   void add(const TensorLists& lists) { add(py::object(listOf(lists))); }
   void add(int64_t number) { add(py::object(py::int_(number))); }
-  void addNone() { slots_[++count_] = Py_NewRef(Py_None); }
-  void addReduction(const c10d::ReduceOp& op) {
+  void add(const c10d::ReduceOp& op) {
     if (op.op_ < names().reductions.size()) {
       slots_[++count_] = Py_NewRef(names().reductions[op.op_]);
     } else {
       add(py::module_::import("dldist.torch._options").attr("reduction_of")(py::cast(op)));
     }
+  }
+  void add(std::nullptr_t) { slots_[++count_] = Py_NewRef(Py_None); }
+  template <class Value>
+  void add(const Value* value) { // null adds None
+    value != nullptr ? add(*value) : add(nullptr);
+  }
+  void add(const std::vector<int64_t>& splits) { splits.empty() ? add(nullptr) : add(py::object(py::cast(splits))); }
+  template <class First, class Second, class... Rest>
+  void add(const First& first, const Second& second, const Rest&... rest) {
+    add(first);
+    add(second);
+    (add(rest), ...);
   }
 
   // Adds the keyword arguments and calls the method.
@@ -908,11 +928,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
     return run(
         ALL_REDUCE, opts, tensors.size() == 1, tensors, tensors,
-        [&](Arguments& arguments) {
-          arguments.add(tensors[0]);
-          arguments.addReduction(opts.reduceOp);
-        },
-        [&] { return py::make_tuple(listOf(tensors), opts); });
+        [&](Arguments& arguments) { arguments.add(tensors[0], opts.reduceOp); }, tensors);
   }
 
   intrusive_ptr<c10d::Work> allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
@@ -923,32 +939,19 @@ class Backend : public c10d::Backend {
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
     return run(
         ALL_REDUCE_COALESCED, opts, true, tensors, tensors,
-        [&](Arguments& arguments) {
-          arguments.add(tensors);
-          arguments.addReduction(opts.reduceOp);
-        },
-        [&] { return py::make_tuple(listOf(tensors), opts); });
+        [&](Arguments& arguments) { arguments.add(tensors, opts.reduceOp); }, tensors);
   }
 
   intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return run(
         BROADCAST, opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
-        [&](Arguments& arguments) {
-          arguments.add(tensors[0]);
-          arguments.add(opts.rootRank);
-        },
-        [&] { return py::make_tuple(listOf(tensors), opts); });
+        [&](Arguments& arguments) { arguments.add(tensors[0], opts.rootRank); }, tensors);
   }
 
   intrusive_ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
     return run(
         REDUCE, opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
-        [&](Arguments& arguments) {
-          arguments.add(tensors[0]);
-          arguments.add(opts.rootRank);
-          arguments.addReduction(opts.reduceOp);
-        },
-        [&] { return py::make_tuple(listOf(tensors), opts); });
+        [&](Arguments& arguments) { arguments.add(tensors[0], opts.rootRank, opts.reduceOp); }, tensors);
   }
 
   intrusive_ptr<c10d::Work> allgather(
@@ -956,44 +959,28 @@ class Backend : public c10d::Backend {
     bool isOne = outputs.size() == 1 && inputs.size() == 1;
     return run(
         ALL_GATHER, opts, isOne, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs[0]);
-          arguments.add(inputs[0]);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs[0], inputs[0]); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> _allgather_base(
       Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts) override {
     return run(
         ALL_GATHER_SINGLE, opts, true, input, output,
-        [&](Arguments& arguments) {
-          arguments.add(output);
-          arguments.add(input);
-        },
-        [&] { return py::make_tuple(output, input, opts); });
+        [&](Arguments& arguments) { arguments.add(output, input); }, output, input);
   }
 
   intrusive_ptr<c10d::Work> allgather_coalesced(
       TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return run(
         ALL_GATHER_COALESCED, opts, true, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs);
-          arguments.add(inputs);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs, inputs); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return run(
         ALL_GATHER_SINGLE_COALESCED, opts, true, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs);
-          arguments.add(inputs);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs, inputs); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
@@ -1001,24 +988,15 @@ class Backend : public c10d::Backend {
     bool isOne = inputs.size() == 1 && outputs.size() == (isRoot ? 1 : 0);
     return run(
         GATHER, opts, isOne, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(inputs[0]);
-          isRoot ? arguments.add(outputs[0]) : arguments.addNone();
-          arguments.add(opts.rootRank);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(inputs[0], isRoot ? &outputs[0] : nullptr, opts.rootRank); },
+        outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> gather_single(Tensor& output, Tensor& input, const c10d::GatherOptions& opts) {
-    bool isRoot = opts.rootRank == getRank();
+    const Tensor* result = opts.rootRank == getRank() ? &output : nullptr; // on other ranks, `output` is empty
     return run(
-        GATHER_SINGLE, opts, true, input, isRoot ? Operands(output) : Operands(),
-        [&](Arguments& arguments) {
-          arguments.add(input);
-          isRoot ? arguments.add(output) : arguments.addNone(); // PyTorch passes an empty tensor on other ranks
-          arguments.add(opts.rootRank);
-        },
-        [&] { return py::make_tuple(isRoot ? py::cast(output) : py::none(), input, opts); });
+        GATHER_SINGLE, opts, true, input, result != nullptr ? Operands(output) : Operands(),
+        [&](Arguments& arguments) { arguments.add(input, result, opts.rootRank); }, result, input);
   }
 
   intrusive_ptr<c10d::Work> scatter(
@@ -1027,12 +1005,8 @@ class Backend : public c10d::Backend {
     bool isOne = outputs.size() == 1 && inputs.size() == (isRoot ? 1 : 0);
     return run(
         SCATTER, opts, isOne, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs[0]);
-          isRoot ? arguments.add(inputs[0]) : arguments.addNone();
-          arguments.add(opts.rootRank);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs[0], isRoot ? &inputs[0] : nullptr, opts.rootRank); },
+        outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> reduce_scatter(
@@ -1040,36 +1014,21 @@ class Backend : public c10d::Backend {
     bool isOne = outputs.size() == 1 && inputs.size() == 1;
     return run(
         REDUCE_SCATTER, opts, isOne, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs[0]);
-          arguments.add(inputs[0]);
-          arguments.addReduction(opts.reduceOp);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs[0], inputs[0], opts.reduceOp); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> _reduce_scatter_base(
       Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& opts) override {
     return run(
         REDUCE_SCATTER_SINGLE, opts, true, input, output,
-        [&](Arguments& arguments) {
-          arguments.add(output);
-          arguments.add(input);
-          arguments.addReduction(opts.reduceOp);
-        },
-        [&] { return py::make_tuple(output, input, opts); });
+        [&](Arguments& arguments) { arguments.add(output, input, opts.reduceOp); }, output, input);
   }
 
   intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
     return run(
         REDUCE_SCATTER_COALESCED, opts, true, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs);
-          arguments.add(inputs);
-          arguments.addReduction(opts.reduceOp);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs, inputs, opts.reduceOp); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> alltoall_base(
@@ -1080,29 +1039,19 @@ class Backend : public c10d::Backend {
       const c10d::AllToAllOptions& opts) override {
     return run(
         ALL_TO_ALL_SINGLE, opts, true, input, output,
-        [&](Arguments& arguments) {
-          arguments.add(output);
-          arguments.add(input);
-          for (const std::vector<int64_t>* splits : {&outputSplits, &inputSplits}) {
-            splits->empty() ? arguments.addNone() : arguments.add(py::cast(*splits));
-          }
-        },
-        [&] { return py::make_tuple(output, input, outputSplits, inputSplits, opts); });
+        [&](Arguments& arguments) { arguments.add(output, input, outputSplits, inputSplits); },
+        output, input, outputSplits, inputSplits);
   }
 
   intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     return run(
         ALL_TO_ALL, opts, true, inputs, outputs,
-        [&](Arguments& arguments) {
-          arguments.add(outputs);
-          arguments.add(inputs);
-        },
-        [&] { return py::make_tuple(listOf(outputs), listOf(inputs), opts); });
+        [&](Arguments& arguments) { arguments.add(outputs, inputs); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override {
     bool isHere = !opts.device || opts.device->is_cpu();
-    return run(BARRIER, opts, isHere, {}, {}, [](Arguments&) {}, [&] { return py::make_tuple(opts); });
+    return run(BARRIER, opts, isHere, {}, {}, [](Arguments&) {});
   }
 
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override {
@@ -1113,18 +1062,15 @@ class Backend : public c10d::Backend {
   // ---- messages
 
   intrusive_ptr<c10d::Work> send(Tensors& tensors, int rank, int tag) override {
-    return runMessage(
-        SEND, tensors, {}, rank, tag, [&] { return py::make_tuple(listOf(tensors), rank, tag); });
+    return runMessage(SEND, tensors, {}, rank, tag);
   }
 
   intrusive_ptr<c10d::Work> recv(Tensors& tensors, int rank, int tag) override {
-    return runMessage(
-        RECV, tensors, tensors, rank, tag, [&] { return py::make_tuple(listOf(tensors), rank, tag); });
+    return runMessage(RECV, tensors, tensors, rank, tag);
   }
 
   intrusive_ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override {
-    return runMessage(
-        RECV_ANY_SOURCE, tensors, tensors, std::nullopt, tag, [&] { return py::make_tuple(listOf(tensors), tag); });
+    return runMessage(RECV_ANY_SOURCE, tensors, tensors, std::nullopt, tag);
   }
 
   // ---- coalescing
@@ -1288,9 +1234,9 @@ class Backend : public c10d::Backend {
   }
 
   // Runs a collective by the group's method, with arguments from `fill`, if the group supports this
-  // form (`fits`) and the tensors are plain; else by the runner, with c10d's arguments from
-  // `lower`.
-  template <class Opts, class Fill, class Lower>
+  // form (`fits`) and the tensors are plain; else by the runner, with c10d's arguments: `lower`, then
+  // `opts`.
+  template <class Opts, class Fill, class... Lower>
   intrusive_ptr<c10d::Work> run(
       Which which,
       const Opts& opts,
@@ -1298,22 +1244,27 @@ class Backend : public c10d::Backend {
       const Operands& inputs,
       const Operands& outputs,
       Fill&& fill,
-      Lower&& lower) {
-    return start(which, inputs, outputs, fits, opts.asyncOp, opts.timeout, lower, [&](PyObject* method) {
+      const Lower&... lower) {
+    auto lowered = [&] { return py::make_tuple(toPython(lower)..., opts); };
+    return start(which, inputs, outputs, fits, opts.asyncOp, opts.timeout, lowered, [&](PyObject* method) {
       Arguments arguments;
       fill(arguments);
       return arguments.call(method, opts.asyncOp, opts.timeout);
     });
   }
 
-  template <class Lower>
+  // Runs a message; `rank` is the other rank, or nothing to receive from any rank.
   intrusive_ptr<c10d::Work> runMessage(
-      Which which, const Tensors& tensors, const Operands& outputs, std::optional<int> rank, int tag, Lower&& lower) {
-    return start(which, tensors, outputs, tensors.size() == 1, true, options_->timeout, lower, [&](PyObject* method) {
+      Which which, const Tensors& tensors, const Operands& outputs, std::optional<int64_t> rank, int64_t tag) {
+    auto lowered = [&]() -> py::tuple {
+      if (rank) {
+        return py::make_tuple(listOf(tensors), *rank, tag);
+      }
+      return py::make_tuple(listOf(tensors), tag);
+    };
+    return start(which, tensors, outputs, tensors.size() == 1, true, options_->timeout, lowered, [&](PyObject* method) {
       Arguments arguments;
-      arguments.add(tensors[0]);
-      rank ? arguments.add(static_cast<int64_t>(*rank)) : arguments.addNone();
-      arguments.add(static_cast<int64_t>(tag));
+      arguments.add(tensors[0], rank ? &*rank : nullptr, tag);
       return arguments.call(method);
     });
   }
