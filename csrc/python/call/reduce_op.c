@@ -64,17 +64,24 @@ find_op(const char *text, dd_redop *op)
     return find_synonym(text, false, op);
 }
 
+/* Return true for functions whose names have NumPy's meaning. NumPy's ufuncs have no module. */
 static bool
-is_in_numpy(PyObject *object)
+is_known_function(PyObject *object)
 {
+    static const char *const modules[] = {"builtins", "_operator", "math", "numpy", "jax.numpy"};
+    if (PyObject_HasAttrString(object, "nin") != 0) {
+        return true;
+    }
     PyObject *module = PyObject_HasAttrString(object, "__module__") != 0
                            ? PyObject_GetAttrString(object, "__module__")
                            : NULL;
-    bool is_in = module != NULL && PyUnicode_Check(module) != 0 &&
-                 (PyUnicode_CompareWithASCIIString(module, "numpy") == 0 ||
-                  PyUnicode_CompareWithASCIIString(module, "jax.numpy") == 0);
+    bool is_known = false;
+    for (size_t i = 0; module != NULL && i < sizeof modules / sizeof modules[0]; i++) {
+        is_known = is_known ||
+                   (PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, modules[i]) == 0);
+    }
     Py_XDECREF(module);
-    return is_in;
+    return is_known;
 }
 
 /* Return the name of an operation as text, or of the operation that a function stands for. Return
@@ -85,10 +92,7 @@ read_name(PyObject *object)
     if (PyUnicode_Check(object)) {
         return PyUnicode_AsUTF8AndSize(object, NULL);
     }
-    PyObject *module = PyCFunction_Check(object) ? PyCFunction_GetSelf(object) : NULL;
-    bool is_function = PyObject_HasAttrString(object, "__name__") != 0 &&
-                       ((module != NULL && PyModule_Check(module)) ||
-                        PyObject_HasAttrString(object, "nin") != 0 || is_in_numpy(object));
+    bool is_function = PyObject_HasAttrString(object, "__name__") != 0 && is_known_function(object);
     PyObject *name = is_function ? PyObject_GetAttrString(object, "__name__") : NULL;
     const char *text = name != NULL ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     dd_redop op;
