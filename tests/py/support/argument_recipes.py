@@ -12,6 +12,7 @@ import dldist
 import dldist.algorithms.join
 import dldist.reshard
 import dldist.trace
+from communicator_workers import StoreComm
 
 MODULES = """
     dldist dldist.algorithms.join dldist.carriers dldist.comm_hooks dldist.control dldist.device_mesh dldist.flight_recorder dldist.functional
@@ -212,6 +213,7 @@ NOT_WALKED = {
     **_names("ProcessException ProcessExitedException ProcessRaisedException", "an exception"),
     **_names("run.main trace.main", "a program, whose arguments are texts"),
     "spawn": "tests/py/launch/test_spawn.py: it starts processes",
+    "World.from_torch": "tests/py/launch/test_communicators.py: it needs a group of torch",
     "symmetric_memory.wait_signal": "tests/py/support/window_workers.py: it waits for another rank",
     "algorithms.join.Join.notify_join_context": "a call of the library, not of users",
     **_names("DistStoreTimeoutError DistTimeoutError DistTypeError testing.RanksFailed trace.DumpError", "an exception"),
@@ -284,6 +286,8 @@ SPECIAL = {
     ("DeviceMesh.exchange", "low"): "tensor",
     ("DeviceMesh.exchange", "high"): "tensor",
     ("World.split_by", "key"): "any",
+    **{(f"functional.{name}_any", "x"): "tensors" for name in ("scatter", "all_to_all")},
+    ("World.from_mpi", "comm"): (lambda: StoreComm(None, 0, 1), {**TYPE, "int": 3}),
     ("init_device_mesh", "device_type"): ("cpu", {**TYPE, "int": 3}),
     ("GradBucket", "bucket"): "any",
     ("Reducer", "op"): ("sum", {**TYPE, "unknown": "nonsense", "int": 3}),
@@ -518,7 +522,7 @@ ALLOWED = [
     *_allow("accepts", LATER, "Backend.register_backend(", "Future.then(callback", "Group.coalesce(timeout", "Logger(reducer", "P2POp("),
     *_allow("accepts", LATER, "register_rendezvous_handler(handler", "Window(group", "comm_hooks.", "functional.Pending(", "testing."),
     *_allow("accepts", LATER, "reshard.ArraySpec(", "reshard.Shard(", "reshard.StridedShard(", "GradBucket.set_buffer(", "DeviceMesh(mesh)[range]"),
-    *_allow("accepts", ONE_RANK, "*object_list(device"),
+    *_allow("accepts", ONE_RANK, "*object_list(device", "World.from_mpi(host"),
     *_allow("accepts", "only the root's input", "broadcast(tensor)[read-only]", "Group.broadcast(tensor)[read-only]"),
     *_allow("accepts", "None is a group member without memory", "*new_window(tensor)[None]", "symmetric_memory.rendezvous(tensor)[None]"),
     *_allow("accepts", "None is a group member without memory", "Window(tensor)[None]"),
