@@ -43,7 +43,7 @@ class Kind:
 
 def _limited(numerator: int, denominator: int) -> tuple[int, int]:
     if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:
-        raise ValueError(f"is a Fraction of too large numbers: expected at most {MAX_FRACTION_BITS} bits")
+        raise ValueError(f"a Fraction has numbers that are too large: expected at most {MAX_FRACTION_BITS} bits")
     return numerator, denominator
 
 
@@ -180,7 +180,7 @@ def _kind_of_class(index: int, cls: Any) -> Kind:
     def split(obj: Any) -> tuple[Any, ...]:
         others = [name for name in getattr(obj, "__dict__", ()) if is_tuple or name not in names]
         if others:
-            raise ValueError(f"has an attribute that is not a field of {title}: got {others[0]!r}, expected {', '.join(names)}")
+            raise ValueError(f"it has an attribute that is not a field of {title}: got {others[0]!r}, expected {', '.join(names)}")
         return tuple(obj) if is_tuple else tuple(getattr(obj, name) for name in names)
 
     def make(*parts: Any) -> Any:

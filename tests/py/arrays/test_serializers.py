@@ -446,7 +446,7 @@ def test_error_about_an_unsupported_object_names_its_type_and_place():
         with pytest.raises(TypeError) as caught:
             round_trip(SAFE, obj)
         assert str(caught.value).startswith(where), caught.value
-    with pytest.raises(ValueError, match=r"^obj\[0\] cannot be sent with serializer='safe': is a Fraction of too large numbers"):
+    with pytest.raises(ValueError, match=r"^obj\[0\] cannot be sent with serializer='safe': a Fraction has numbers that are too large"):
         round_trip(SAFE, [Fraction(1, 1 << 70_000)])
     with pytest.raises(ValueError, match=r"^obj cannot be sent with serializer='safe': invalid parts of ZoneInfo: got NoneType"):
         round_trip(SAFE, ZoneInfo.from_file(io.BytesIO(ZONE)))
