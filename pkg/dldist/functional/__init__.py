@@ -19,6 +19,7 @@ rank must take part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from dldist import _core
@@ -69,14 +70,18 @@ _MAX_DIMENSIONS = 32
 
 _ARGUMENTS = {
     "x": "An array or a number; of the same dtype and shape on all ranks.",
-    "root": "The rank of the group that gets the result; the same on all ranks.",
+    "root": "The rank of the group that sends or gets the data; the same on all ranks.",
+    "axis": "The axis along which to concatenate or stack.",
+    "tiled": "True concatenates; False stacks along a new axis.",
     "op": "The reduction, as in all_reduce: a dldist.ReduceOp, a name, or a function.",
     "group": "None is the default world.",
     "timeout": "Seconds or a timedelta for this call. None is the group's own; 0 fails at once if a rank is missing.",
     "async_op": "Return a Pending, whose wait() gives the result.",
 }
 _documented = completed(
-    _ARGUMENTS, raises="DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce."
+    _ARGUMENTS,
+    returns="An array of x's library and dtype.",
+    raises="DistMismatchError, DistTimeoutError, DistPeerLostError, DistAbortedError: As in all_reduce.",
 )
 
 
@@ -164,10 +169,7 @@ def all_reduce(
     def transpose(gradient: Any) -> list[Any]:
         return [all_reduce(gradient, op, group, timeout=timeout)]
 
-    def call_batched(x: Any) -> Any:
-        return all_reduce(x, op, group, timeout=timeout)
-
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose if reductions.is_linear(op) else None)
+    return form.run([x], start, [form.shape], partial(all_reduce, op=op), fill=COPIES, transpose=transpose)
 
 
 @_documented
@@ -225,12 +227,12 @@ def all_reduce_tree(
         rest = iter(reduced)
         return [next(rest) if has else gradient for gradient, has in zip(gradients, has_values)]
 
-    def call_batched(*leaves: Any) -> Any:
-        return all_reduce_tree(list(leaves), op, group, timeout=timeout)
-
     shapes = [arrays.value_family_of(leaf, form.name).shape(leaf) for leaf in leaves]
-    transpose_linear = transpose if reductions.is_linear(op) else None
-    return form.run(leaves, start, shapes, call_batched=call_batched, fill=COPIES, transpose=transpose_linear, pack=rebuild)
+
+    def again(*leaves: Any, **options: Any) -> Any:
+        return all_reduce_tree(list(leaves), op, **options)
+
+    return form.run(leaves, start, shapes, again, fill=COPIES, transpose=transpose, pack=rebuild)
 
 
 @_documented
@@ -265,11 +267,7 @@ def reduce(
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.reduce(output, root, op, **options)
 
-    def call_batched(x: Any) -> Any:
-        result: Any = reduce(x, root, op, group, timeout=timeout)
-        return x if result is None else result  # other ranks than the root do not use it
-
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, pack=lambda result: result if form.rank == root else None)
+    return form.run([x], start, [form.shape], partial(reduce, root=root, op=op), fill=COPIES, pack=lambda result: result if form.rank == root else None)
 
 
 @_documented
@@ -279,7 +277,6 @@ def scan(
     """Reduce the arrays of ranks 0 to r on each rank r (inclusive prefix reduction).
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
         op: As in all_reduce, but not "avg". Only "sum" has a gradient.
 
     Returns:
@@ -302,7 +299,6 @@ def exscan(
     """Reduce the arrays of ranks 0 to r - 1 on each rank r (exclusive prefix reduction).
 
     Args:
-        x: An array; of the same dtype and shape on all ranks.
         op: As in scan.
 
     Returns:
@@ -332,17 +328,13 @@ def _reduce_lower_ranks(call: Any, x: Any, op: Op, group: Any, timeout: Any, asy
     def transpose(gradient: Any) -> list[Any]:
         # The gradient is a prefix in reverse rank order, as higher ranks' results include x.
         mirror = [(rank, form.size - 1 - rank) for rank in range(form.size)]
-        suffix = call_batched(permute(gradient, mirror, group, timeout=timeout))
+        suffix = call(permute(gradient, mirror, group, timeout=timeout), op, group, timeout=timeout)
         return [permute(suffix, mirror, group, timeout=timeout)]
-
-    def call_batched(x: Any) -> Any:
-        return call(x, op, group, timeout=timeout)
 
     def pack(result: Any) -> Any:
         return reductions.neutral_like(result, op) if name == "exscan" and form.rank == 0 else result
 
-    transpose_linear = transpose if reductions.is_linear(op) else None
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=COPIES, transpose=transpose_linear, pack=pack)
+    return form.run([x], start, [form.shape], partial(call, op=op), fill=COPIES, transpose=transpose, pack=pack)
 
 
 @_documented
@@ -385,11 +377,7 @@ def reduce_scatter(
             gradient = gradient / form.size
         return [all_gather(gradient, axis, group=group, timeout=timeout)]
 
-    def call_batched(x: Any) -> Any:
-        return reduce_scatter(x, op, axis, group, timeout=timeout)
-
-    shape = form.with_extent(axis, share)
-    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose if reductions.is_linear(op) else None)
+    return form.run([x], start, [form.with_extent(axis, share)], partial(reduce_scatter, op=op, axis=axis), transpose=transpose)
 
 
 @_documented
@@ -406,11 +394,6 @@ def all_gather(
 
     Args:
         x: An array; of the same dtype and shape on all ranks. A scalar counts as one element.
-        axis: The axis along which to concatenate or stack.
-        tiled: True concatenates; False stacks along a new axis.
-
-    Returns:
-        An array of x's library and dtype.
 
     Raises:
         ValueError: The axis does not exist.
@@ -430,10 +413,7 @@ def all_gather(
         part: Any = reduce_scatter(gradient, "sum", axis, group, timeout=timeout)
         return [part.reshape(form.shape)]
 
-    def call_batched(x: Any) -> Any:
-        return all_gather(x, axis, tiled and form.shape != (), group, timeout=timeout)
-
-    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose)
+    return form.run([x], start, [shape], partial(all_gather, axis=axis, tiled=tiled and form.shape != ()), transpose=transpose)
 
 
 def _gathered(form: Form, axis: int, tiled: bool) -> tuple[int, tuple[int, ...], int]:
@@ -460,8 +440,6 @@ def gather(
     """Gather the arrays of all ranks on `root`, as in all_gather.
 
     Args:
-        axis: The axis along which to concatenate or stack.
-        tiled: True concatenates; False stacks along a new axis.
 
     Returns:
         An array of x's library and dtype on the root, None on the other ranks.
@@ -481,10 +459,8 @@ def gather(
         call, parts = _by_parts(calls, "gather", axis, output, [extent] * form.size)
         return call(source, parts, root, **options)
 
-    def call_batched(x: Any) -> Any:
-        return gather(x, root, axis, tiled and form.shape != (), group, timeout=timeout)
-
-    return form.run([x], start, [shape] if form.rank == root else None, call_batched=call_batched)
+    again = partial(gather, root=root, axis=axis, tiled=tiled and form.shape != ())
+    return form.run([x], start, [shape] if form.rank == root else None, again)
 
 
 @_documented
@@ -558,10 +534,6 @@ def scatter_any(
     Args:
         x: On the root, a list with an array for each rank; on other ranks, an array of the same
             dtype, whose shape does not matter. Not supported in jax.jit.
-        root: The rank of the group that has the data; the same on all ranks.
-
-    Returns:
-        An array of x's library and dtype.
 
     Raises:
         TypeError, ValueError: As in all_gather_any. The rank does not exist, or the list has another length.
@@ -634,7 +606,7 @@ def _move_any(
     def start(calls: Any, *sources: Any, **options: Any) -> Any:
         return move(calls, list(sources[: len(parts)]), outputs, **options)
 
-    return form.run(parts, start, None, call_batched=all_gather_any, pack=lambda: pack([families[0].finish(each, parts[0]) for each in outputs]))
+    return form.run(parts, start, None, all_gather_any, pack=lambda: pack([families[0].finish(each, parts[0]) for each in outputs]))
 
 
 def _exchange_shapes(form: Form, shapes: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
@@ -657,7 +629,6 @@ def broadcast(
 
     Args:
         x: An array; of the same dtype and shape on all ranks. Only the root's values matter.
-        root: The rank of the group that has the data; the same on all ranks.
 
     Returns:
         An array like x.
@@ -679,11 +650,8 @@ def broadcast(
         total = reduce(gradient, root, "sum", group, timeout=timeout)
         return [arrays.full_like(gradient, 0) if total is None else total]
 
-    def call_batched(x: Any) -> Any:
-        return broadcast(x, root, group, timeout=timeout)
-
     fill = COPIES if form.rank == root else NOTHING
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=fill, transpose=transpose)
+    return form.run([x], start, [form.shape], partial(broadcast, root=root), fill=fill, transpose=transpose)
 
 
 @_documented
@@ -700,11 +668,7 @@ def scatter(
 
     Args:
         x: On the root, all parts, of equal lengths; on other ranks, an array like one part.
-        root: The rank of the group that has the data; the same on all ranks.
         axis: The axis to divide; the same on all ranks.
-
-    Returns:
-        An array of x's library and dtype.
 
     Raises:
         ValueError: The rank or axis does not exist, or the axis cannot be divided evenly.
@@ -728,10 +692,7 @@ def scatter(
                 error.add_note("scatter(): ranks other than the root must pass an array like their part, not like the root's array")
             raise
 
-    def call_batched(x: Any) -> Any:
-        return scatter(x, root, axis, group, timeout=timeout)
-
-    return form.run([x], start, [form.with_extent(axis, share)], call_batched=call_batched)
+    return form.run([x], start, [form.with_extent(axis, share)], partial(scatter, root=root, axis=axis))
 
 
 @_documented
@@ -754,9 +715,6 @@ def all_to_all(
         concat_axis: The axis along which to concatenate the received parts.
         output_split_sizes: Length received from each rank; None if equal. Only for equal axes.
         input_split_sizes: Length sent to each rank; None if equal. Only for equal axes.
-
-    Returns:
-        An array of x's library and dtype.
 
     Raises:
         ValueError: An axis does not exist or cannot be divided evenly, or sizes do not match.
@@ -790,10 +748,9 @@ def all_to_all(
             return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
         return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
 
-    def call_batched(x: Any) -> Any:
-        return all_to_all(x, split, concat, output_split_sizes, input_split_sizes, group, timeout=timeout)
-
-    return form.run([x], start, [shape], call_batched=call_batched, transpose=transpose)
+    sizes = {"output_split_sizes": output_split_sizes, "input_split_sizes": input_split_sizes}
+    again = partial(all_to_all, split_axis=split, concat_axis=concat, **sizes)
+    return form.run([x], start, [shape], again, transpose=transpose)
 
 
 def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: int) -> list[int]:
@@ -852,11 +809,8 @@ def permute(
     def transpose(gradient: Any) -> list[Any]:
         return [permute(gradient, source_of.items(), group, timeout=timeout)]
 
-    def call_batched(x: Any) -> Any:
-        return permute(x, destination_of.items(), group, timeout=timeout)
-
     fill = ZEROS if own_source is None else NOTHING
-    return form.run([x], start, [form.shape], call_batched=call_batched, fill=fill, transpose=transpose)
+    return form.run([x], start, [form.shape], partial(permute, pairs=destination_of.items()), fill=fill, transpose=transpose)
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -910,10 +864,7 @@ def send(
             return []
         return (calls.isend if async_op else calls.send)(source, dst, tag, timeout=timeout)
 
-    def call_batched(x: Any) -> Any:
-        return send(x, dst, tag, group, timeout=timeout)
-
-    return form.run([x], start, None, call_batched=call_batched)
+    return form.run([x], start, None, partial(send, dst=dst, tag=tag))
 
 
 @completed(_ARGUMENTS)
@@ -954,11 +905,8 @@ def recv(
         arrays.family_of(source, form.name).clear(output)
         return (calls.irecv if async_op else calls.recv)(output, src, tag, timeout=timeout)
 
-    def call_batched(like: Any) -> Any:
-        return recv(like, src, tag, group, timeout=timeout)
-
     fill = ZEROS if src == NO_RANK else NOTHING
-    return form.run([like], start, [form.shape], call_batched=call_batched, fill=fill)
+    return form.run([like], start, [form.shape], partial(recv, src=src, tag=tag), fill=fill)
 
 
 def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, async_op: bool = False) -> Pending[None] | None:
@@ -980,13 +928,10 @@ def barrier(group: AnyGroup | None = None, *, timeout: Timeout | None = None, as
 
 
 def wait_tensor(x: ArrayT | Pending[Any]) -> ArrayT | Any:
-    """Wait for the operations pending on an array, and return the result.
+    """Wait for a Pending and return its result, or for the works of an array and return the array.
 
     Args:
         x: A Pending, or an array with works registered by torch's `_register_work`.
-
-    Returns:
-        The result of the Pending, or the array itself.
 
     Raises:
         DistTimeoutError, DistPeerLostError: The operation failed with this error.

@@ -13,15 +13,12 @@ from dldist._base import arrays as base_arrays
 from dldist._base.array_types import Timeout
 from dldist._base.future import wait_for
 from dldist._base.probes import NO_RANK
+from dldist.functional import reductions
 
 # Initial contents of results, with the numbers of dd_ffi_fill in csrc/xla/ffi.h.
 NOTHING, COPIES, ZEROS = range(3)
 
 _Result = TypeVar("_Result")
-
-
-def _single_result(result: Any = None) -> Any:
-    return result
 
 
 class Form:
@@ -46,6 +43,7 @@ class Form:
         self.shape = self._family.shape(x)
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self.transpose: Callable[..., list[Any]] | None = None
+        self._has_gradient = op is None or reductions.is_linear(op)
 
     def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
         """Return the axis as a non-negative number. Results have `new` more axes than x."""
@@ -85,26 +83,27 @@ class Form:
         arrays: Sequence[Any],
         start: Callable[..., Any],
         shapes: Sequence[tuple[int, ...]] | None,
+        again: Callable[..., Any],
         *,
-        call_batched: Callable[..., Any],
         fill: int = NOTHING,
         transpose: Callable[..., list[Any]] | None = None,
-        pack: Callable[..., Any] = _single_result,
+        pack: Callable[..., Any] = lambda result=None: result,
     ) -> Any:
         """Run the call. Return pack(*results), or a Pending for this value.
 
         start(calls, *sources, *outputs, timeout=, async_op=) makes the calls and returns their
         works. `shapes` are the outputs' shapes, or None if this rank has no result; all outputs are
         then None. `fill` is the outputs' initial content; COPIES copies the sources.
-        transpose(*gradients) converts the results' gradients to the arrays' gradients, or is None.
-        call_batched(*arrays) makes the same call on arrays with one more axis at the end.
+        transpose(*gradients) converts the results' gradients to the arrays' gradients, or is None;
+        it is not used for a reduction without a gradient. again(*arrays, group=, timeout=) makes the
+        same call on other arrays.
         """
         arrays = [base_arrays.as_value(x) for x in arrays]
         self._start_calls = start
         self.shapes = shapes
         self.fill = fill
-        self.transpose = transpose
-        self._call_batched = call_batched
+        self.transpose = transpose if self._has_gradient else None
+        self._again = again
         library = self._transforming_library(arrays)
         if library is not None and self.async_op:
             raise ValueError(f"{self.name}(): argument 'async_op': got True, expected False for arrays that are traced or need a gradient")
@@ -135,10 +134,11 @@ class Form:
 
     def call_batched(self, *arrays: Any) -> list[Any]:
         """Make the same call on arrays with one more axis at the end."""
-        results = self._call_batched(*arrays)
+        results = self._again(*arrays, group=self.group, timeout=self.timeout)
         if self.shapes is None:
             return []
-        return results if isinstance(results, list) else [results]
+        # Only the root of a reduce has a result; any array will do on other ranks.
+        return results if isinstance(results, list) else [arrays[0] if results is None else results]
 
     def describe(self, calls: Any, sources: Sequence[Any], results: Sequence[Any]) -> None:
         """Make the calls on `calls` with these arrays. `results` is empty if this rank has none."""
