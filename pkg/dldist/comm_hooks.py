@@ -33,14 +33,11 @@ __all__ = [
 
 
 def allreduce_hook(process_group: AnyGroup | None, bucket: GradBucket) -> Future:
-    """Average the gradients, as without a hook.
+    """Average the gradients, as without a hook, and return a Future of the average.
 
     Args:
         process_group: The state of the hook: a group, or None for the default world.
         bucket: The gradients.
-
-    Returns:
-        A Future of the average.
     """
     work = operations_of(process_group).all_reduce(bucket.buffer(), "avg", async_op=True)
     future: Future = work.get_future()

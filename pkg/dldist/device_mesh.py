@@ -175,10 +175,7 @@ class DeviceMesh:
         return mesh_groups.find_group(self._group_refs[dim])
 
     def get_all_groups(self) -> list[Any]:
-        """Return the groups of this rank along all dimensions.
-
-        Returns:
-            A list, by dimension.
+        """Return the groups of this rank along all dimensions, in a list.
 
         Raises:
             RuntimeError, IndexError: As for get_group.
@@ -231,10 +228,7 @@ class DeviceMesh:
     # ---- this rank's position
 
     def get_rank(self) -> int:
-        """Return the rank of this process in the world.
-
-        Returns:
-            The rank in the default world, or in the World of the mesh.
+        """Return the rank of this process in the default world, or in the World of the mesh.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1,)).get_rank()
@@ -248,9 +242,6 @@ class DeviceMesh:
         Args:
             mesh_dim: As in get_group.
 
-        Returns:
-            The rank in the group.
-
         Raises:
             RuntimeError, KeyError, IndexError: As for get_group.
 
@@ -263,10 +254,7 @@ class DeviceMesh:
         return get_rank(self.get_group(mesh_dim))
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return the position of this rank in the mesh.
-
-        Returns:
-            The index along each dimension, or None if the rank is not in the mesh.
+        """Return this rank's index along each dimension, or None if the rank is not in the mesh.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1, 1)).get_coordinate()
@@ -410,13 +398,10 @@ class DeviceMesh:
         return shape_of(self._layout)
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """Return the number of ranks.
+        """Return the number of ranks of the mesh, or along one dimension.
 
         Args:
             mesh_dim: Count only along this dimension.
-
-        Returns:
-            The number of ranks of the mesh, or of the dimension.
 
         Raises:
             IndexError: There is no such dimension.
@@ -707,9 +692,6 @@ def init_device_mesh(
         mesh_dim_names: A name for each dimension.
         backend_override: Backends, options or pairs of both for some dimensions, by number or name.
         world: A World to take the ranks from, instead of the default world.
-
-    Returns:
-        A DeviceMesh.
 
     Raises:
         RuntimeError: The world is too small, or a name, the device or an override is invalid.

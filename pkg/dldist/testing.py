@@ -130,7 +130,7 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     init: bool = True,
 ) -> list[Any]:
-    """Run a function on several new processes.
+    """Run a function on several new processes, and return a list of the results.
 
     Each process has its rank in the environment; the output is printed afterwards. If a rank fails,
     the others have two seconds to fail as well. If a rank raises a skip exception, the test is
@@ -143,9 +143,6 @@ def run_ranks(
         timeout: Seconds until running ranks are ended. The error shows the position of each rank.
         env: Environment variables in addition to this process's.
         init: True to create the default world before the call, and close it afterwards.
-
-    Returns:
-        A list of the ranks' results.
 
     Raises:
         RanksFailed: Ranks failed. The text has all tracebacks.

@@ -338,9 +338,6 @@ def all_gather_coalesced(
         input_tensor_list: The inputs of this rank.
         group: The group, or None for the default world.
         async_op: Return a Future immediately, instead of waiting.
-
-    Returns:
-        A Future if async_op is true, else None.
     """
     if not isinstance(output_tensor_lists, list):
         raise TypeError(f"all_gather_coalesced(): argument 'output_tensor_lists' must be a list, not {type(output_tensor_lists).__name__}")
@@ -589,10 +586,7 @@ def all_reduce_coalesced(
             reduced once.
         op: The reduction, a dldist.ReduceOp or its name; the same on all ranks.
         group: The group, or None for the default world.
-        async_op: Return a Future immediately, instead of waiting.
-
-    Returns:
-        A Future of the tensors if async_op is true, else None.
+        async_op: Return a Future of the tensors immediately, instead of waiting.
     """
     tensor_list: Any = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     calls = calls_of(group)

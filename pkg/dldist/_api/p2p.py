@@ -333,13 +333,10 @@ def _check_p2p_op_list(p2p_op_list: Any) -> None:
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[_core.Work]:
-    """Start several sends and receives of one group.
+    """Start several sends and receives of one group. Return their Works, in the same order.
 
     Args:
         p2p_op_list: A list of P2POp. Two receives must not use the same memory.
-
-    Returns:
-        A list of Works: one for each P2POp, in the same order.
 
     Raises:
         ValueError: The argument is not a list of P2POp of one group. Nothing has been started.

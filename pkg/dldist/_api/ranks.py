@@ -164,13 +164,10 @@ def get_process_group_ranks(group: AnyGroup | None) -> list[int]:
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
-    """Return the rank of this process.
+    """Return the rank of this process in a group, or -1 if the process is not a member.
 
     Args:
         group: The group, or None for the default world.
-
-    Returns:
-        The rank in the group, or -1 if this process is not a member.
 
     Raises:
         ValueError: There is no default world.
@@ -190,13 +187,10 @@ def get_rank(group: AnyGroup | None = None) -> int:
 
 
 def get_world_size(group: AnyGroup | None = None) -> int:
-    """Return the number of ranks.
+    """Return the number of ranks of a group, or -1 if this process is not a member.
 
     Args:
         group: The group, or None for the default world.
-
-    Returns:
-        The size of the group, or -1 if this process is not a member.
 
     Raises:
         ValueError: There is no default world.

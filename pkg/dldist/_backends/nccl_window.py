@@ -38,9 +38,6 @@ class NcclGroupWindow(Window):
 
     def put(self, tensor: Any, dst_rank: int, target_offset_nelems: int = 0, async_op: bool = False, opts: Any = None) -> Any:
         """Write a tensor, from memory registered with the group, to a rank, and signal the rank.
-
-        Returns:
-            A Work.
         """
         memory = self._registered("put")
         work = memory.put(tensor, dst_rank, target_offset_nelems, timeout=_timeout(opts), async_op=async_op)

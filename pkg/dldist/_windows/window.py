@@ -73,7 +73,7 @@ class Window:
         async_op: bool = False,
         opts: PutOptions | None = None,
     ) -> _core.Work:
-        """Write a tensor into a rank's memory.
+        """Write a tensor into a rank's memory. Return a Work.
 
         Args:
             tensor: The tensor to write. Its dtype must be the dtype of the target's tensor.
@@ -81,9 +81,6 @@ class Window:
             target_offset_nelems: The index of the first element to write in the target's tensor.
             async_op: If True, return immediately. Do not change the tensor before the work is done.
             opts: Options with a timeout; -1 ms stands for the group's timeout.
-
-        Returns:
-            A Work.
 
         Raises:
             TypeError: The dtypes differ.

@@ -64,13 +64,10 @@ class Layout:
         return next(iter(self.arrays.values())).sharding.size
 
     def local_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a rank's local arrays.
+        """Return the shapes of a rank's local arrays, by name.
 
         Args:
             rank: The rank's number in the mesh.
-
-        Returns:
-            The shapes by name.
 
         Example:
             >>> from dldist.reshard import Layout, Shard

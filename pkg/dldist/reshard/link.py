@@ -185,7 +185,7 @@ class Link:
         return self._push(self._check_arrays("push", arrays), self._next_version(version), self._deadline(timeout))
 
     def receive(self, *, timeout: Timeout | None = None, flip: bool = True) -> int:
-        """Wait for a new version and make it visible.
+        """Wait for a new version, make it visible, and return it.
 
         With two slots, `arrays` may be read during the call from any thread, but not older views. A
         version that was received but never made visible is discarded. After a timeout, call
@@ -194,9 +194,6 @@ class Link:
         Args:
             timeout: Seconds or a timedelta. None is the link's.
             flip: False keeps the old version visible until flip() is called.
-
-        Returns:
-            The received version.
 
         Raises:
             DistTimeoutError: A source, which the text names, did not push before the timeout.
@@ -209,11 +206,7 @@ class Link:
         return self._receive(None, 0, self._deadline(timeout), flip)
 
     def flip(self) -> int:
-        """Make the version visible that receive(flip=False) received.
-
-        Returns:
-            The visible version.
-        """
+        """Make the version visible that receive(flip=False) received, and return it."""
         if self._received_version > self._version:
             self._visible, self._version = self._next_slot(), self._received_version
         return self._version

@@ -135,9 +135,6 @@ class Sharding:
             shape: The shape of the global array.
             rank: The rank's number in the mesh.
 
-        Returns:
-            A tuple with one length per dimension.
-
         Example:
             >>> from dldist.reshard import Shard, Sharding
             >>> Sharding(3, [Shard(0)]).local_shape((10, 4), 2)

@@ -101,9 +101,6 @@ class ReshardPlan:
 
         Args:
             rank: The rank of the source.
-
-        Returns:
-            The number of elements, without local copies.
         """
         return sum(piece.size for piece in self.pieces if piece.source == rank != piece.destination)
 
@@ -122,7 +119,7 @@ def plan(
     destination_ranks: Sequence[int] | None = None,
     hosts: Mapping[int, Hashable] | None = None,
 ) -> ReshardPlan:
-    """Compute which boxes each source rank must send to each destination rank.
+    """Compute the ReshardPlan: the boxes that each source rank sends to each destination rank.
 
     Plans are cached.
 
@@ -134,9 +131,6 @@ def plan(
         destination_ranks: The ranks of the destination's mesh. None means the numbers after the
             source's. A rank in both meshes is one process, which sends nothing to itself.
         hosts: The host of each rank; ranks without an entry are taken to be on one host.
-
-    Returns:
-        A ReshardPlan.
 
     Raises:
         ValueError: Ranks repeat or do not match the mesh, or a placement is invalid for the shape.
