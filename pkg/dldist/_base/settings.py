@@ -132,14 +132,12 @@ PROGRAM = (
             "first group, so that programs that it starts do not inherit it. Unset: no authentication, no encryption."),
     Setting("encryption", ("DLDIST_ENCRYPTION",), _one_of("on", "off"), "on",
             "`off`: TCP connections are not encrypted even if a secret is set; both ends must still prove that they know it. "
-            "Must be "
-            "the same for all processes of a job."),
+            "Must be the same for all processes of a job."),
     Setting("interfaces", ("DLDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
             _text("names of network interfaces, separated by commas"), "",
             "The network interfaces whose addresses groups publish, and on which they listen while ranks may still connect "
             "([rendezvous.md](rendezvous.md#where-groups-listen)). Unset: the interfaces that reach the store, then all others "
-            "that "
-            "are up; only the loopback address if the store's host is `localhost` or a loopback address."),
+            "that are up; only the loopback address if the store's host is `localhost` or a loopback address."),
     Setting("ports", ("DLDIST_PORT_RANGE",), _PORTS, (0, 0),
             "Groups listen on a free port of this range. Unset: on any free port. A process needs one port, however many groups it "
             "has."),
@@ -151,13 +149,10 @@ PROGRAM = (
             "Congestion control of the TCP connections of groups. Unset: the system's default."),
     Setting("waiting", ("DLDIST_WAIT",), _one_of(*WAITING, expected='"adaptive", "poll" or "sleep"'), "adaptive",
             "How calls of groups wait for other ranks. `adaptive` polls for up to a millisecond, or less if recent waits took "
-            "longer "
-            "than that, and then sleeps until it is woken. A thread that waits for a rank that last ran on the same CPU yields "
-            "that "
-            "CPU; the affinity of threads is never changed. `poll` polls until the deadline and never sleeps: use it if every rank "
-            "has a core to itself. `sleep` sleeps immediately: use it if the ranks share their cores. If several threads of a "
-            "process "
-            "wait, one polls for all and the others sleep."),
+            "longer than that, and then sleeps until it is woken. A thread that waits for a rank that last ran on the same CPU "
+            "yields that CPU; the affinity of threads is never changed. `poll` polls until the deadline and never sleeps: use "
+            "it if every rank has a core to itself. `sleep` sleeps immediately: use it if the ranks share their cores. If "
+            "several threads of a process wait, one polls for all and the others sleep."),
     Setting("algorithm", ("DLDIST_ALGORITHM",), _text("`all_reduce=ring,broadcast=chain`; `flat`"), "",
             "The algorithm to use for each named collective, instead of the choice by size. `flat` disables the shared-memory "
             "algorithms and the hierarchy. Must be the same on all ranks. An unknown name is an error that lists the valid names."),
@@ -176,16 +171,13 @@ PROGRAM = (
 TORCH = (
     Setting("debug_level", ("TORCH_DISTRIBUTED_DEBUG",), _text("`OFF`, `INFO`, `DETAIL`"), "OFF",
             "`DETAIL`: groups that are created by `init_process_group` and `new_group` compare every collective of all ranks "
-            "before "
-            "it runs, as torch.distributed does. dldist's groups detect mismatches without it as well "
-            "([failures.md](failures.md)). "
-            "`INFO` has no effect. Read at first use; `dldist.set_debug_level` changes it."),
+            "before it runs, as torch.distributed does. dldist's groups detect mismatches without it as well "
+            "([failures.md](failures.md)). `INFO` has no effect. Read at first use; `dldist.set_debug_level` changes it."),
     Setting("init_barrier", ("TORCH_DIST_INIT_BARRIER",), _text("`1`"), "",
             "`1`: `init_process_group` and `new_group` end with a barrier of all ranks through the store."),
     Setting("nan_check_of_all", ("TORCH_DIST_NAN_CHECK",), _text("`1`"), "",
             "`1`: groups of every backend that are created from then on check the data that they send for NaN; a RuntimeError "
-            "names "
-            "the tensor."),
+            "names the tensor."),
     Setting("use_libuv", ("USE_LIBUV",), _text("`1`, `0`"), "1",
             "Accepted for compatibility; it only changes `store.libuvBackend`. There is one server."),
 )
@@ -204,24 +196,20 @@ BACKEND_FOR_TORCH = (
 LIBRARIES = (
     Setting("nccl_library", ("DLDIST_NCCL_LIBRARY", "VLLM_NCCL_SO_PATH"), _PATH, "",
             "Path of the NCCL library; no other path is tried. Unset: a copy that the process has already loaded, NVIDIA's "
-            "wheel, the "
-            "loader's path."),
+            "wheel, the loader's path."),
     Setting("cuda_library", ("DLDIST_CUDA_LIBRARY",), _PATH, "",
             "Path of the CUDA driver library. Unset: `libcuda.so.1`."),
     Setting("mpi_library", ("DLDIST_MPI_LIBRARY",), _PATH, "",
-            "Path of the MPI library ([carriers.md](carriers.md#mpi)). Unset: a copy that the process has already loaded, or one "
-            "that "
-            "matches the mpirun that started the process, from a wheel or the loader's path."),
+            "Path of the MPI library ([carriers.md](carriers.md#mpi)). Unset: a copy that the process has already loaded, or "
+            "one that matches the mpirun that started the process, from a wheel or the loader's path."),
     Setting("ucc_library", ("DLDIST_UCC_LIBRARY",), _PATH, "",
             "Path of the UCC library ([carriers.md](carriers.md#ucc)). Unset: a copy that the process has already loaded, a "
-            "wheel's, "
-            "the loader's path."),
+            "wheel's, the loader's path."),
     Setting("xccl_library", ("DLDIST_XCCL_LIBRARY",), _PATH, "",
             "Path of the oneCCL library ([carriers.md](carriers.md#xccl)). Unset: `libccl.so.2`."),
     Setting("nccl_encryption", ("DLDIST_NCCL_ENCRYPTION",), _FLAG, False,
             "`1`: NCCL encrypts its connections, with a key derived from `DLDIST_SECRET` ([nccl.md](nccl.md#encryption)). Must "
-            "be the "
-            "same on all ranks. Read when NCCL is loaded."),
+            "be the same on all ranks. Read when NCCL is loaded."),
 )
 
 FAILURES = (
@@ -231,8 +219,7 @@ FAILURES = (
             "`0`: a failure of an NCCL group is not reported to the other ranks."),
     Setting("dump_on_timeout", ("DLDIST_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), _TRUTH, None,
             "Whether a failure writes the flight recorder to a file. Unset: failures of NCCL groups do, and failures of all "
-            "groups if "
-            "`DLDIST_FR_DUMP_FILE` is set."),
+            "groups if `DLDIST_FR_DUMP_FILE` is set."),
     Setting("dump_timeout_ms", ("DLDIST_WAIT_TIMEOUT_DUMP_MS", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"), _number(1), 15000,
             "Time limit for such a dump, in milliseconds."),
     Setting("dump_file", ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
@@ -251,8 +238,7 @@ FAILURES = (
             "Path of the named pipes that request dumps, without `<rank>.pipe`, which is appended. Unset: no pipes."),
     Setting("dump_signal", ("DLDIST_DUMP_SIGNAL",), _text("`SIGUSR1`, a number, `none`"), "",
             "The signal that requests dumps from ranks and a report from dlrun; `none`: no signal does. Unset: SIGUSR2, in "
-            "processes "
-            "that do not use it otherwise."),
+            "processes that do not use it otherwise."),
     Setting("desync_debug", ("DLDIST_DESYNC_DEBUG", "TORCH_NCCL_DESYNC_DEBUG"), _TRUTH, False,
             "`1`: failure reports include the progress of all ranks.",
             old=("NCCL_DESYNC_DEBUG",)),
@@ -329,10 +315,6 @@ _secrets_taken: dict[str, str] = {}
 """Secrets that were removed from the environment, by the text that replaced them there."""
 
 
-def _taken_text(pid: int) -> str:
-    return f"(taken by process {pid})"
-
-
 def secret() -> bytes:
     """Return the job's secret, or b"" if there is none.
 
@@ -352,7 +334,7 @@ def take_secret() -> bytes:
     """Return the secret and remove it from the environment, in a process that becomes a rank."""
     current_secret = secret()
     if current_secret:
-        replacement = _taken_text(os.getpid())
+        replacement = f"(taken by process {os.getpid()})"
         _secrets_taken[replacement] = os.fsdecode(current_secret)
         os.environ["DLDIST_SECRET"] = replacement
     return current_secret
