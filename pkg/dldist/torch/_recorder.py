@@ -11,6 +11,7 @@ any other name only PyTorch's.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import pickle
 from collections.abc import Callable
@@ -22,86 +23,57 @@ from dldist import flight_recorder
 
 c10d: Any = _distributed_c10d
 
-_TORCH_BACKEND = "gloo"
-_DLDIST_BACKEND = "dldist"
+_TORCH_BACKEND, _DLDIST_BACKEND = _BACKENDS = "gloo", "dldist"
 
 
 def extend_torch_dumps() -> None:
     """Replace PyTorch's dump functions, if this PyTorch has them. Call this once per process."""
-    factories: dict[str, Callable[[Any], Callable[..., Any]]] = {
-        "_dump_fr_trace": _pickle_dump,
-        "_dump_fr_trace_json": _json_dump,
-        "_dump_fr_trace_file": _file_dump,
-        "_reset_fr_trace": _reset,
-    }
-    for name, factory in factories.items():
-        torch_function = getattr(c10d, name, None)
-        if torch_function is not None:
-            setattr(c10d, name, functools.wraps(torch_function)(factory(torch_function)))
+    _replace("_dump_fr_trace", functools.partial(_dump, pickle.loads, functools.partial(pickle.dumps, protocol=2)))
+    _replace("_dump_fr_trace_json", functools.partial(_dump, json.loads, lambda dump: json.dumps(dump).encode()))
+    _replace("_dump_fr_trace_file", _dump_to_file)
+    _replace("_reset_fr_trace", _reset)
 
 
-def _pickle_dump(torch_dump: Callable[..., bytes]) -> Callable[..., bytes]:
-    def _dump_fr_trace(
-        includeCollectives: bool | None = None,
-        includeStackTraces: bool | None = None,
-        onlyActive: bool | None = None,
-        backend: str = _TORCH_BACKEND,
-    ) -> bytes:
-        arguments = includeCollectives, includeStackTraces, onlyActive
-        return _dump(torch_dump, flight_recorder._dump_fr_trace, arguments, backend, pickle.loads, functools.partial(pickle.dumps, protocol=2))
+def _replace(name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a function of PyTorch by replacement(PyTorch's function, dldist's, arguments, backend)."""
+    torch_function, own_function = getattr(c10d, name, None), getattr(flight_recorder, name)
+    if torch_function is None:
+        return
+    signature = inspect.signature(own_function)
 
-    return _dump_fr_trace
+    @functools.wraps(torch_function)
+    def function(*args: Any, **named: Any) -> Any:
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        *arguments, backend = bound.arguments.values()
+        return replacement(torch_function, own_function, arguments, backend)
 
-
-def _json_dump(torch_dump: Callable[..., bytes]) -> Callable[..., bytes]:
-    def _dump_fr_trace_json(
-        includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = _TORCH_BACKEND
-    ) -> bytes:
-        arguments = includeCollectives, onlyActive
-        return _dump(torch_dump, flight_recorder._dump_fr_trace_json, arguments, backend, json.loads, lambda dump: json.dumps(dump).encode())
-
-    return _dump_fr_trace_json
-
-
-def _file_dump(torch_dump: Callable[..., None]) -> Callable[..., None]:
-    def _dump_fr_trace_file(
-        rank: int,
-        includeCollectives: bool | None = None,
-        includeStackTraces: bool | None = None,
-        onlyActive: bool | None = None,
-        backend: str = _TORCH_BACKEND,
-    ) -> None:
-        if backend not in (_TORCH_BACKEND, _DLDIST_BACKEND):
-            torch_dump(rank, includeCollectives, includeStackTraces, onlyActive, backend)
-            return
-        flight_recorder._store_dump(c10d._dump_fr_trace(includeCollectives, bool(includeStackTraces), onlyActive, backend), rank)
-
-    return _dump_fr_trace_file
-
-
-def _reset(torch_reset: Callable[[str], None]) -> Callable[..., None]:
-    def _reset_fr_trace(backend: str = _TORCH_BACKEND) -> None:
-        torch_reset(backend)
-        if backend in (_TORCH_BACKEND, _DLDIST_BACKEND):
-            flight_recorder.reset()
-
-    return _reset_fr_trace
+    setattr(c10d, name, function)
 
 
 def _dump(
-    torch_dump: Callable[..., bytes],
-    own_dump: Callable[..., bytes],
-    arguments: tuple[bool | None, ...],
-    backend: str,
-    load: Callable[[bytes], Any],
-    save: Callable[[Any], bytes],
-) -> bytes:
+    load: Callable[[bytes], Any], save: Callable[[Any], bytes], torch_dump: Any, own_dump: Any, arguments: list[Any], backend: str
+) -> Any:
     """Dump the recorders that the argument `backend` selects."""
     if backend == _DLDIST_BACKEND:
         return own_dump(*arguments)
     if backend == _TORCH_BACKEND:
         return _merge(torch_dump(*arguments), own_dump(*arguments), load, save)
     return torch_dump(*arguments, backend)
+
+
+def _dump_to_file(torch_dump: Any, _own_dump: Any, arguments: list[Any], backend: str) -> None:
+    if backend not in _BACKENDS:
+        torch_dump(*arguments, backend)
+        return
+    rank, has_entries, has_stacks, only_active = arguments
+    flight_recorder._store_dump(c10d._dump_fr_trace(has_entries, bool(has_stacks), only_active, backend), rank)
+
+
+def _reset(torch_reset: Any, own_reset: Any, _arguments: list[Any], backend: str) -> None:
+    torch_reset(backend)
+    if backend in _BACKENDS:
+        own_reset()
 
 
 def _merge(torch_data: bytes, own_data: bytes, load: Callable[[bytes], Any], save: Callable[[Any], bytes]) -> bytes:
