@@ -12,7 +12,6 @@ from dldist import _core, carriers, rendezvous
 from dldist._base import argument_names, callback_thread, monitor_thread, probes  # noqa: F401 - forked children need both
 from dldist._base.array_types import Tensor, Timeout
 from dldist._base.options import to_timedelta
-from dldist._base.rank_lists import read_ranks
 from dldist._base.works import ObjectWork
 from dldist._objects import codec
 from dldist._objects.exchange import Exchange
@@ -181,7 +180,7 @@ class World(_core.Group):
             ...     world.new_group([0]).size
             1
         """
-        ranks = read_ranks(ranks, self.size)
+        ranks = argument_names.read_ranks(ranks, self.size)
         return self.split(ranks, name, timeout) if self.rank in ranks or len(ranks) > self.size else None
 
     def split(self, ranks: Sequence[int], name: str | None = None, timeout: Timeout | None = None) -> World:
@@ -200,7 +199,7 @@ class World(_core.Group):
             >>> with World() as world, world.split([0], timeout=10) as alone:
             ...     alone.barrier()
         """
-        group = super().split(read_ranks(ranks, self.size), name, timeout)
+        group = super().split(argument_names.read_ranks(ranks, self.size), name, timeout)
         group.serializer = self.serializer
         group._activate(self.carrier)
         self._subgroup_set().add(group)

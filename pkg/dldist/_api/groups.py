@@ -19,7 +19,6 @@ from dldist._backends.registry import NON_GROUP_MEMBER, default_group
 from dldist._backends.world_backend import world_of_group
 from dldist._base import argument_names, uncaught
 from dldist._base.options import as_int
-from dldist._base.rank_lists import read_ranks
 from dldist.types import AnyGroup
 from dldist.world import World, call_all
 
@@ -297,7 +296,7 @@ def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
     if ranks is None:
         return list(range(world_size))
     try:
-        members = [rank.__index__() for rank in read_ranks(ranks, world_size)]
+        members = [rank.__index__() for rank in argument_names.read_ranks(ranks, world_size)]
     except (TypeError, AttributeError):
         raise TypeError(f"{argument_names.title('ranks')} must be a sequence of integers, not {ranks!r}") from None
     if not members:
@@ -444,7 +443,7 @@ def new_subgroups_by_enumeration(
     seen: dict[int, Sequence[int]] = {}
     size = default_group().size()
     for ranks in ranks_per_subgroup_list:
-        for rank in read_ranks(ranks, size):
+        for rank in argument_names.read_ranks(ranks, size):
             if rank in seen:
                 text = f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}: got it twice, expected each rank once"
                 raise ValueError(f"{argument_names.title('ranks')}: {text}")
@@ -532,7 +531,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
     own_part, where = None, "split_group(): argument 'split_ranks'"
     for part in split_ranks:
-        if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in read_ranks(part, pg.size())):
+        if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in argument_names.read_ranks(part, pg.size())):
             raise TypeError(f"{where} has another kind of item: got {part!r}, expected a list of ranks")
         if not part:
             raise ValueError(f"{where}: the split group cannot be empty: got {split_ranks}, expected ranks in each list")

@@ -12,7 +12,7 @@ from dldist import _core
 from dldist._backends.backend_base import Backend, BackendOptions
 from dldist._backends.low_level import CALLS, Call, Side
 from dldist._base.operations import flat
-from dldist._base.rank_lists import read_ranks
+from dldist._base.argument_names import read_ranks
 from dldist._base.works import FakeWork
 
 _CPU = 1  # DLPack's device type for the CPU

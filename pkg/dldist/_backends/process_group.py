@@ -17,7 +17,6 @@ from dldist._backends.hook_args import CompletionHookArgs, PostHookArgs, PreHook
 from dldist._base import argument_names
 from dldist._base.operations import first_of
 from dldist._base.options import BackendType, ReconfigureOptions, _Options, as_int, as_timedelta
-from dldist._base.rank_lists import read_ranks
 from dldist.world import call_all
 
 if TYPE_CHECKING:
@@ -444,7 +443,7 @@ class ProcessGroup(Member):
 
         If NCCL is a backend, all ranks must call this, to split communicators; else only members.
         """
-        ranks = read_ranks(ranks, self.size())
+        ranks = argument_names.read_ranks(ranks, self.size())
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
             raise ValueError(f"split_group(): argument 'ranks': got {ranks}, expected different ranks in 0 to {self.size() - 1}")
         kinds = self._device_types if device_types is None else device_types

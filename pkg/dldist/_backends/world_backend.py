@@ -8,7 +8,7 @@ from typing import Any, Self
 from dldist import _core
 from dldist._backends.group_backend import GroupBackend
 from dldist._backends.process_group import ProcessGroup
-from dldist._base.rank_lists import read_ranks
+from dldist._base.argument_names import read_ranks
 from dldist._windows.window import Window
 from dldist.world import CLOSE_TIMEOUT_S, World
 

@@ -4,7 +4,8 @@
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from operator import index
 from types import FrameType
 from typing import Any, TypeVar
@@ -76,3 +77,12 @@ def convert(name: str, function: Callable[[Any], _Result], value: Any, expected:
 def integers(name: str, values: Any) -> tuple[int, ...]:
     """Return the integers of a sequence."""
     return convert(name, lambda items: tuple(map(index, items)), values, "a sequence of integers")
+
+
+def read_ranks(ranks: Iterable[Any], size: int) -> list[Any]:
+    """Return the first size + 1 items of a caller's list of ranks for a group of `size` ranks.
+
+    If the list is longer, these items include a wrong or repeated rank, so that the caller's checks
+    reject an argument such as `range(10**9)` without reading all of it.
+    """
+    return list(islice(ranks, size + 1))

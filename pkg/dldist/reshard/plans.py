@@ -26,7 +26,6 @@ from typing import TypeAlias
 
 from dldist import _core
 from dldist._base import argument_names
-from dldist._base.rank_lists import read_ranks
 from dldist.reshard.placements import Sharding
 
 Range: TypeAlias = tuple[int, int, int]  # start at source, start at destination, length
@@ -151,7 +150,7 @@ def plan(
 
 
 def _check_ranks(side: str, ranks: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
-    ranks = argument_names.integers(f"{side}_ranks", read_ranks(ranks, sharding.size))
+    ranks = argument_names.integers(f"{side}_ranks", argument_names.read_ranks(ranks, sharding.size))
     if len(ranks) != sharding.size or len(set(ranks)) != len(ranks):
         raise _core.DistArgumentError(f"plan(): argument '{side}_ranks': got {ranks}, expected {sharding.size} different ranks")
     return ranks
