@@ -229,7 +229,9 @@ def _kernel(method: str, operation: _Operation, kind: str) -> Callable[..., Any]
                 arguments.append(value)
         arguments += [opts] if opts is not None else []
         if not hasattr(group, "_run_call"):
-            work = _run_on_other_group(group, kind, method, arguments) or _completed_work()
+            # Call the group's backend, which, unlike PyTorch's kernel, releases the GIL.
+            backend = group._get_backend(torch.device(kind))
+            work = getattr(backend, _backend_method(method))(*arguments) or _completed_work()
         else:
             work = group._run_call(method, tuple(arguments))
             if call is not None:
@@ -239,12 +241,6 @@ def _kernel(method: str, operation: _Operation, kind: str) -> Callable[..., Any]
         return (values[0], work.boxed()) if has_outputs else work.boxed()
 
     return kernel
-
-
-def _run_on_other_group(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
-    """Run a call by the group's backend. Unlike PyTorch's kernel, this releases the GIL."""
-    backend = group._get_backend(torch.device(kind))
-    return getattr(backend, _backend_method(method))(*arguments)
 
 
 def _completed_work() -> Any:

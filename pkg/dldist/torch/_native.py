@@ -193,7 +193,8 @@ def _compile(library: pathlib.Path) -> None:
             check=False,
         )
         if completed.returncode != 0:
-            raise BuildError(f"{compiler[0]} failed: {_first_error(completed.stderr)}")
+            lines = completed.stderr.splitlines() or ["it said nothing"]
+            raise BuildError(f"{compiler[0]} failed: {next((line for line in lines if 'error' in line), lines[0])}")
         temporary.rename(library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"compilation failed: {error}") from error
@@ -224,11 +225,6 @@ def _path_flags() -> list[str]:
     flags = [] if abi is None else [f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}"]
     folders = (include, include / "torch" / "csrc" / "api" / "include", headers)
     return [*flags, *(f"-I{each}" for each in folders), f"-L{home / 'lib'}"]
-
-
-def _first_error(text: str) -> str:
-    lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["it said nothing"]
-    return lines[0]
 
 
 # ---- loading

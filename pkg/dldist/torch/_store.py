@@ -21,7 +21,7 @@ def _to_dldist_error(error: BaseException) -> BaseException:
     if isinstance(error, dldist.DistError) or not isinstance(error, RuntimeError):
         return error
     text = str(error).partition("\nException raised from")[0]
-    if _is_timeout(text):
+    if any(words in text.lower() for words in ("timeout", "timed out")):
         return dldist.DistStoreTimeoutError(text)
     if _QueueEmptyError is not None and isinstance(error, _QueueEmptyError):
         return dldist.DistQueueEmptyError(text)
@@ -32,11 +32,6 @@ def _to_dldist_error(error: BaseException) -> BaseException:
 
 _can_clone = names.are_present("torch.distributed.Store.clone")
 _convert_errors = ErrorConverter(_to_dldist_error)
-
-
-def _is_timeout(text: str) -> bool:
-    lowered = text.lower()
-    return "timeout" in lowered or "timed out" in lowered
 
 
 class TorchStore(dldist.Store):

@@ -29,6 +29,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -69,13 +70,6 @@ constexpr Type reduceScatterCoalescedType() {
     return Type::COALESCED;
   }
 }
-
-// PyTorch supports reconfigure() since 2.14.
-#ifdef C10D_BACKEND_HAS_RECONFIGURE
-#define DLDIST_HAS_RECONFIGURE 1
-#else
-#define DLDIST_HAS_RECONFIGURE 0
-#endif
 
 using at::Tensor;
 using c10::intrusive_ptr;
@@ -135,25 +129,6 @@ class Held {
   PyObject* object_ = nullptr;
 };
 
-// The Python objects that this file uses. Created with the module, and never released.
-struct Names {
-  PyObject* async;             // ("async_op",)
-  PyObject* asyncAndTimeout;   // ("async_op", "timeout")
-  PyObject* refusals;          // (DistArgumentError, TypeError)
-  PyObject* failures;          // DistError
-  PyObject* toTorchError;      // dldist.torch._errors.to_torch_error
-  PyObject* isCompletionThread;
-  PyObject* wait;
-  PyObject* isCompleted;
-  PyObject* isSuccess;
-  PyObject* exception;
-  PyObject* sourceRank;
-  PyObject* watch;
-  PyObject* duration;
-  PyObject* sequence;
-  std::array<PyObject*, c10d::ReduceOp::PREMUL_SUM> reductions;
-};
-
 PyObject* text(const char* name) {
   PyObject* made = PyUnicode_InternFromString(name);
   if (made == nullptr) {
@@ -167,34 +142,34 @@ PyObject* attribute(const char* module, const char* name) {
   return py::object(py::module_::import(module).attr(name)).release().ptr();
 }
 
-Names makeNames() {
-  py::module_ core = py::module_::import("dldist._core");
-  py::object reduceOp = core.attr("ReduceOp");
-  Names names{
-      py::make_tuple("async_op").release().ptr(),
-      py::make_tuple("async_op", "timeout").release().ptr(),
-      py::make_tuple(core.attr("DistArgumentError"), py::handle(PyExc_TypeError)).release().ptr(),
-      attribute("dldist._core", "DistError"),
-      attribute("dldist.torch._errors", "to_torch_error"),
-      attribute("dldist._base.callback_thread", "is_completion_thread"),
-      text("wait"),
-      text("is_completed"),
-      text("is_success"),
-      text("exception"),
-      text("source_rank"),
-      text("_watch"),
-      text("_get_duration"),
-      text("_get_sequence_number"),
-      {}};
-  static const char* const reductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
-  for (size_t i = 0; i < names.reductions.size(); i++) {
-    names.reductions[i] = py::object(reduceOp.attr(reductions[i])).release().ptr();
+// The Python objects that this file uses. Created with the module, and never released.
+struct Names {
+  py::object core = py::module_::import("dldist._core");
+  PyObject* async = py::make_tuple("async_op").release().ptr();
+  PyObject* asyncAndTimeout = py::make_tuple("async_op", "timeout").release().ptr();
+  PyObject* refusals = py::make_tuple(core.attr("DistArgumentError"), py::handle(PyExc_TypeError)).release().ptr();
+  PyObject* failures = attribute("dldist._core", "DistError");
+  PyObject* toTorchError = attribute("dldist.torch._errors", "to_torch_error");
+  PyObject* isCompletionThread = attribute("dldist._base.callback_thread", "is_completion_thread");
+  PyObject* wait = text("wait");
+  PyObject* isCompleted = text("is_completed");
+  PyObject* isSuccess = text("is_success");
+  PyObject* exception = text("exception");
+  PyObject* sourceRank = text("source_rank");
+  PyObject* watch = text("_watch");
+  PyObject* duration = text("_get_duration");
+  PyObject* sequence = text("_get_sequence_number");
+  std::vector<PyObject*> reductions; // by c10d::ReduceOp::RedOpType, without PREMUL_SUM
+
+  Names() {
+    for (const char* name : {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}) {
+      reductions.push_back(py::object(core.attr("ReduceOp").attr(name)).release().ptr());
+    }
   }
-  return names;
-}
+};
 
 const Names& names() {
-  static const Names made = makeNames();
+  static const Names& made = *new Names();
   return made;
 }
 
@@ -260,31 +235,6 @@ py::object callMethod(PyObject* object, PyObject* name) {
   return checked(PyObject_CallMethodNoArgs(object, name));
 }
 
-py::list listOf(const Tensors& tensors) {
-  py::list list(tensors.size());
-  for (size_t i = 0; i < tensors.size(); i++) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), checked(THPVariable_Wrap(tensors[i])).release().ptr());
-  }
-  return list;
-}
-
-py::list listOf(const TensorLists& lists) {
-  py::list list(lists.size());
-  for (size_t i = 0; i < lists.size(); i++) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), listOf(lists[i]).release().ptr());
-  }
-  return list;
-}
-
-// Returns an argument for a call in Python: a list for a vector of tensors, None for null.
-py::list toPython(const Tensors& tensors) { return listOf(tensors); }
-py::list toPython(const TensorLists& lists) { return listOf(lists); }
-py::object toPython(const Tensor* tensor) { return tensor == nullptr ? py::none() : py::cast(*tensor); }
-template <class Value>
-const Value& toPython(const Value& value) {
-  return value;
-}
-
 // ---- hooks
 
 // Hooks by id; remove(id) removes a hook. Hooks run without the lock, because a hook may take other
@@ -301,13 +251,9 @@ class HookTable {
   }
 
   void remove(int64_t id) {
-    Hook removed; // destroyed without the lock, as in add()
+    typename std::map<int64_t, Hook>::node_type removed; // destroyed without the lock, as in add()
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = hooks_.find(id);
-    if (found != hooks_.end()) {
-      removed = std::move(found->second);
-      hooks_.erase(found);
-    }
+    removed = hooks_.extract(id);
     isEmpty_ = hooks_.empty();
   }
 
@@ -319,7 +265,7 @@ class HookTable {
     if (PyGILState_Check() != 0) {
       released.emplace();
     }
-    for (const Hook& hook : copies()) {
+    for (const auto& [id, hook] : copies()) {
       try {
         hook(args...);
       } catch (const std::exception& error) { // the operation has ended, so no caller can handle it
@@ -329,13 +275,9 @@ class HookTable {
   }
 
  private:
-  std::vector<Hook> copies() const {
+  std::map<int64_t, Hook> copies() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<Hook> copies;
-    for (const auto& [id, hook] : hooks_) {
-      copies.push_back(hook);
-    }
-    return copies;
+    return hooks_;
   }
 
   std::atomic<bool> isEmpty_{true};
@@ -365,31 +307,6 @@ struct Hooks {
 };
 
 // ---- works
-
-extern "C" PyObject* runThen(PyObject* capsule, PyObject*) {
-  auto* then = static_cast<std::function<void()>*>(PyCapsule_GetPointer(capsule, nullptr));
-  try {
-    py::gil_scoped_release released;
-    (*then)();
-  } catch (py::error_already_set& error) {
-    error.restore();
-    return nullptr;
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-  return Py_NewRef(Py_None);
-}
-
-PyMethodDef runThenDef = {"then", runThen, METH_NOARGS, nullptr};
-
-// Returns a Python function that calls `then` without the GIL.
-py::object callable(std::function<void()> then) {
-  py::capsule capsule(new std::function<void()>(std::move(then)), nullptr, [](PyObject* self) {
-    delete static_cast<std::function<void()>*>(PyCapsule_GetPointer(self, nullptr));
-  });
-  return checked(PyCFunction_New(&runThenDef, capsule.ptr()));
-}
 
 Tensors flat(const TensorLists& lists) {
   Tensors all;
@@ -442,23 +359,14 @@ class Work final : public c10d::Work {
   }
 
   bool isCompleted() override {
-    if (work_) {
-      Gil gil;
-      if (!callMethod(work_.get(), names().isCompleted).cast<bool>()) {
-        return false;
-      }
+    if (!ask(names().isCompleted, true)) {
+      return false;
     }
     endEntry();
     return true;
   }
 
-  bool isSuccess() const override {
-    if (!work_) {
-      return true;
-    }
-    Gil gil;
-    return callMethod(work_.get(), names().isSuccess).cast<bool>();
-  }
+  bool isSuccess() const override { return ask(names().isSuccess, true); }
 
   std::exception_ptr exception() const override {
     if (!work_) {
@@ -494,21 +402,8 @@ class Work final : public c10d::Work {
   // Waits for the call, since the CPU has no stream that could order later work after the call.
   void blockCurrentStream() override { wait(kNoTimeout); }
 
-  float getDuration() const override {
-    if (!work_) {
-      return duration_ms_;
-    }
-    Gil gil;
-    return callMethod(work_.get(), names().duration).cast<float>();
-  }
-
-  uint64_t getSequencenumber() const override {
-    if (!work_) {
-      return 0;
-    }
-    Gil gil;
-    return callMethod(work_.get(), names().sequence).cast<uint64_t>();
-  }
+  float getDuration() const override { return ask<float>(names().duration, duration_ms_); }
+  uint64_t getSequencenumber() const override { return ask<uint64_t>(names().sequence, 0); }
 
   milliseconds getTimeout() const { return facts_.timeout; }
 
@@ -556,23 +451,27 @@ class Work final : public c10d::Work {
       then();
       return;
     }
-    PyObject* args[] = {work_.get(), nullptr};
-    py::object function = callable(std::move(then));
-    args[1] = function.ptr();
+    py::cpp_function function(std::move(then), py::call_guard<py::gil_scoped_release>());
+    PyObject* args[] = {work_.get(), function.ptr()};
     checked(PyObject_VectorcallMethod(names().watch, args, 2, nullptr));
   }
 
  private:
   void waitForEnd(milliseconds timeout) {
     Gil gil;
-    PyObject* limit = Py_None;
-    py::object given;
-    if (timeout > kNoTimeout) {
-      given = py::float_(std::chrono::duration<double>(timeout).count());
-      limit = given.ptr();
-    }
-    PyObject* args[] = {work_.get(), limit};
+    py::object limit = timeout > kNoTimeout ? py::cast(std::chrono::duration<double>(timeout).count()) : py::none();
+    PyObject* args[] = {work_.get(), limit.ptr()};
     checked(PyObject_VectorcallMethod(names().wait, args, 2, nullptr));
+  }
+
+  // Returns the result of a method of the group's work, or `otherwise` if there is no work yet.
+  template <class Value>
+  Value ask(PyObject* method, Value otherwise) const {
+    if (!work_) {
+      return otherwise;
+    }
+    Gil gil;
+    return callMethod(work_.get(), method).cast<Value>();
   }
 
   // Returns the future's value: the outputs, in a list for each input if there are several.
@@ -697,12 +596,11 @@ class Together final : public c10d::Work {
   }
 
   Tensors result() override {
-    Tensors all;
+    TensorLists results;
     for (const auto& work : works_) {
-      Tensors one = work->result();
-      all.insert(all.end(), one.begin(), one.end());
+      results.push_back(work->result());
     }
-    return all;
+    return flat(results);
   }
 
   void synchronize() override { wait(kNoTimeout); }
@@ -739,31 +637,7 @@ struct Operation {
   const char* title;  // in the profiler, after the backend's name: "gloo:all_reduce"
 };
 
-enum Which : size_t {
-  ALL_REDUCE,
-  ALL_REDUCE_COALESCED,
-  BROADCAST,
-  REDUCE,
-  ALL_GATHER,
-  ALL_GATHER_SINGLE,
-  ALL_GATHER_COALESCED,
-  ALL_GATHER_SINGLE_COALESCED,
-  GATHER,
-  GATHER_SINGLE,
-  SCATTER,
-  REDUCE_SCATTER,
-  REDUCE_SCATTER_SINGLE,
-  REDUCE_SCATTER_COALESCED,
-  ALL_TO_ALL_SINGLE,
-  ALL_TO_ALL,
-  BARRIER,
-  SEND,
-  RECV,
-  RECV_ANY_SOURCE,
-  OPERATION_COUNT,
-};
-
-constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
+constexpr auto OPERATIONS = std::to_array<Operation>({
     {"all_reduce", "allreduce", OpType::ALLREDUCE, "all_reduce"},
     {"all_reduce_coalesced", "allreduce_coalesced", OpType::ALLREDUCE_COALESCED, "all_reduce"},
     {"broadcast", "broadcast", OpType::BROADCAST, "broadcast"},
@@ -784,7 +658,12 @@ constexpr std::array<Operation, OPERATION_COUNT> OPERATIONS{{
     {"isend", "send", OpType::SEND, "send"},
     {"irecv", "recv", OpType::RECV, "recv"},
     {"irecv", "recv_anysource", OpType::RECVANYSOURCE, "recvAnySource"},
-}};
+});
+
+// Returns the operation of a method of c10d::Backend.
+consteval const Operation& operationOf(std::string_view call) {
+  return *std::find_if(OPERATIONS.begin(), OPERATIONS.end(), [&](const Operation& each) { return each.call == call; });
+}
 
 // The positional arguments of a group's method. Use with the GIL.
 class Arguments {
@@ -799,10 +678,10 @@ class Arguments {
   Arguments& operator=(const Arguments&) = delete;
 
   void add(py::object object) { slots_[++count_] = object.release().ptr(); }
-  void add(const Tensor& tensor) { slots_[++count_] = checked(THPVariable_Wrap(tensor)).release().ptr(); }
-  void add(const Tensors& tensors) { add(py::object(listOf(tensors))); }
-  void add(const TensorLists& lists) { add(py::object(listOf(lists))); }
-  void add(int64_t number) { add(py::object(py::int_(number))); }
+  template <class Value>
+  void add(const Value& value) { // a list for a vector of tensors, None for null
+    add(checked(py::cast(value).release().ptr()));
+  }
   void add(const c10d::ReduceOp& op) {
     if (op.op_ < names().reductions.size()) {
       slots_[++count_] = Py_NewRef(names().reductions[op.op_]);
@@ -810,12 +689,7 @@ class Arguments {
       add(py::module_::import("dldist.torch._options").attr("reduction_of")(py::cast(op)));
     }
   }
-  void add(std::nullptr_t) { slots_[++count_] = Py_NewRef(Py_None); }
-  template <class Value>
-  void add(const Value* value) { // null adds None
-    value != nullptr ? add(*value) : add(nullptr);
-  }
-  void add(const std::vector<int64_t>& splits) { splits.empty() ? add(nullptr) : add(py::object(py::cast(splits))); }
+  void add(const std::vector<int64_t>& splits) { add(splits.empty() ? py::none() : py::cast(splits)); }
   template <class First, class Second, class... Rest>
   void add(const First& first, const Second& second, const Rest&... rest) {
     add(first);
@@ -830,7 +704,7 @@ class Arguments {
     slots_[++count_] = Py_NewRef(isAsync ? Py_True : Py_False);
     if (timeout >= milliseconds(0)) {
       named = names().asyncAndTimeout;
-      add(py::object(py::float_(std::chrono::duration<double>(timeout).count())));
+      add(std::chrono::duration<double>(timeout).count());
     }
     return PyObject_Vectorcall(method, &slots_[1], positional | PY_VECTORCALL_ARGUMENTS_OFFSET, named);
   }
@@ -927,7 +801,7 @@ class Backend : public c10d::Backend {
 
   intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
     return run(
-        ALL_REDUCE, opts, tensors.size() == 1, tensors, tensors,
+        operationOf("allreduce"), opts, tensors.size() == 1, tensors, tensors,
         [&](Arguments& arguments) { arguments.add(tensors[0], opts.reduceOp); }, tensors);
   }
 
@@ -938,19 +812,19 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> allreduce_coalesced(
       Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
     return run(
-        ALL_REDUCE_COALESCED, opts, true, tensors, tensors,
+        operationOf("allreduce_coalesced"), opts, true, tensors, tensors,
         [&](Arguments& arguments) { arguments.add(tensors, opts.reduceOp); }, tensors);
   }
 
   intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return run(
-        BROADCAST, opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
+        operationOf("broadcast"), opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
         [&](Arguments& arguments) { arguments.add(tensors[0], opts.rootRank); }, tensors);
   }
 
   intrusive_ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
     return run(
-        REDUCE, opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
+        operationOf("reduce"), opts, tensors.size() == 1 && opts.rootTensor == 0, tensors, tensors,
         [&](Arguments& arguments) { arguments.add(tensors[0], opts.rootRank, opts.reduceOp); }, tensors);
   }
 
@@ -958,28 +832,28 @@ class Backend : public c10d::Backend {
       TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     bool isOne = outputs.size() == 1 && inputs.size() == 1;
     return run(
-        ALL_GATHER, opts, isOne, inputs, outputs,
+        operationOf("allgather"), opts, isOne, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs[0], inputs[0]); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> _allgather_base(
       Tensor& output, Tensor& input, const c10d::AllgatherOptions& opts) override {
     return run(
-        ALL_GATHER_SINGLE, opts, true, input, output,
+        operationOf("all_gather_single"), opts, true, input, output,
         [&](Arguments& arguments) { arguments.add(output, input); }, output, input);
   }
 
   intrusive_ptr<c10d::Work> allgather_coalesced(
       TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return run(
-        ALL_GATHER_COALESCED, opts, true, inputs, outputs,
+        operationOf("allgather_coalesced"), opts, true, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs, inputs); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return run(
-        ALL_GATHER_SINGLE_COALESCED, opts, true, inputs, outputs,
+        operationOf("all_gather_single_coalesced"), opts, true, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs, inputs); }, outputs, inputs);
   }
 
@@ -987,7 +861,7 @@ class Backend : public c10d::Backend {
     bool isRoot = opts.rootRank == getRank();
     bool isOne = inputs.size() == 1 && outputs.size() == (isRoot ? 1 : 0);
     return run(
-        GATHER, opts, isOne, inputs, outputs,
+        operationOf("gather"), opts, isOne, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(inputs[0], isRoot ? &outputs[0] : nullptr, opts.rootRank); },
         outputs, inputs);
   }
@@ -995,7 +869,7 @@ class Backend : public c10d::Backend {
   intrusive_ptr<c10d::Work> gather_single(Tensor& output, Tensor& input, const c10d::GatherOptions& opts) {
     const Tensor* result = opts.rootRank == getRank() ? &output : nullptr; // on other ranks, `output` is empty
     return run(
-        GATHER_SINGLE, opts, true, input, result != nullptr ? Operands(output) : Operands(),
+        operationOf("gather_single"), opts, true, input, result != nullptr ? Operands(output) : Operands(),
         [&](Arguments& arguments) { arguments.add(input, result, opts.rootRank); }, result, input);
   }
 
@@ -1004,7 +878,7 @@ class Backend : public c10d::Backend {
     bool isRoot = opts.rootRank == getRank();
     bool isOne = outputs.size() == 1 && inputs.size() == (isRoot ? 1 : 0);
     return run(
-        SCATTER, opts, isOne, inputs, outputs,
+        operationOf("scatter"), opts, isOne, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs[0], isRoot ? &inputs[0] : nullptr, opts.rootRank); },
         outputs, inputs);
   }
@@ -1013,21 +887,21 @@ class Backend : public c10d::Backend {
       Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override {
     bool isOne = outputs.size() == 1 && inputs.size() == 1;
     return run(
-        REDUCE_SCATTER, opts, isOne, inputs, outputs,
+        operationOf("reduce_scatter"), opts, isOne, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs[0], inputs[0], opts.reduceOp); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> _reduce_scatter_base(
       Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& opts) override {
     return run(
-        REDUCE_SCATTER_SINGLE, opts, true, input, output,
+        operationOf("reduce_scatter_single"), opts, true, input, output,
         [&](Arguments& arguments) { arguments.add(output, input, opts.reduceOp); }, output, input);
   }
 
   intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
     return run(
-        REDUCE_SCATTER_COALESCED, opts, true, inputs, outputs,
+        operationOf("reduce_scatter_single_coalesced"), opts, true, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs, inputs, opts.reduceOp); }, outputs, inputs);
   }
 
@@ -1038,20 +912,20 @@ class Backend : public c10d::Backend {
       std::vector<int64_t>& inputSplits,
       const c10d::AllToAllOptions& opts) override {
     return run(
-        ALL_TO_ALL_SINGLE, opts, true, input, output,
+        operationOf("all_to_all_single"), opts, true, input, output,
         [&](Arguments& arguments) { arguments.add(output, input, outputSplits, inputSplits); },
         output, input, outputSplits, inputSplits);
   }
 
   intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
     return run(
-        ALL_TO_ALL, opts, true, inputs, outputs,
+        operationOf("alltoall"), opts, true, inputs, outputs,
         [&](Arguments& arguments) { arguments.add(outputs, inputs); }, outputs, inputs);
   }
 
   intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override {
     bool isHere = !opts.device || opts.device->is_cpu();
-    return run(BARRIER, opts, isHere, {}, {}, [](Arguments&) {});
+    return run(operationOf("barrier"), opts, isHere, {}, {}, [](Arguments&) {});
   }
 
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override {
@@ -1062,15 +936,15 @@ class Backend : public c10d::Backend {
   // ---- messages
 
   intrusive_ptr<c10d::Work> send(Tensors& tensors, int rank, int tag) override {
-    return runMessage(SEND, tensors, {}, rank, tag);
+    return runMessage(operationOf("send"), tensors, {}, rank, tag);
   }
 
   intrusive_ptr<c10d::Work> recv(Tensors& tensors, int rank, int tag) override {
-    return runMessage(RECV, tensors, tensors, rank, tag);
+    return runMessage(operationOf("recv"), tensors, tensors, rank, tag);
   }
 
   intrusive_ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override {
-    return runMessage(RECV_ANY_SOURCE, tensors, tensors, std::nullopt, tag);
+    return runMessage(operationOf("recv_anysource"), tensors, tensors, std::nullopt, tag);
   }
 
   // ---- coalescing
@@ -1171,7 +1045,7 @@ class Backend : public c10d::Backend {
     return c10::make_intrusive<Backend>(all, opts->timeout);
   }
 
-#if DLDIST_HAS_RECONFIGURE
+#ifdef C10D_BACKEND_HAS_RECONFIGURE // since PyTorch 2.14
   bool supportsReconfigure() const override { return true; }
 
   c10d::ReconfigureHandle get_reconfigure_handle() const override {
@@ -1238,15 +1112,15 @@ class Backend : public c10d::Backend {
   // `opts`.
   template <class Opts, class Fill, class... Lower>
   intrusive_ptr<c10d::Work> run(
-      Which which,
+      const Operation& operation,
       const Opts& opts,
       bool fits,
       const Operands& inputs,
       const Operands& outputs,
       Fill&& fill,
       const Lower&... lower) {
-    auto lowered = [&] { return py::make_tuple(toPython(lower)..., opts); };
-    return start(which, inputs, outputs, fits, opts.asyncOp, opts.timeout, lowered, [&](PyObject* method) {
+    auto lowered = [&] { return py::make_tuple(lower..., opts); };
+    return start(operation, inputs, outputs, fits, opts.asyncOp, opts.timeout, lowered, [&](PyObject* method) {
       Arguments arguments;
       fill(arguments);
       return arguments.call(method, opts.asyncOp, opts.timeout);
@@ -1255,14 +1129,14 @@ class Backend : public c10d::Backend {
 
   // Runs a message; `rank` is the other rank, or nothing to receive from any rank.
   intrusive_ptr<c10d::Work> runMessage(
-      Which which, const Tensors& tensors, const Operands& outputs, std::optional<int64_t> rank, int64_t tag) {
-    auto lowered = [&]() -> py::tuple {
-      if (rank) {
-        return py::make_tuple(listOf(tensors), *rank, tag);
-      }
-      return py::make_tuple(listOf(tensors), tag);
-    };
-    return start(which, tensors, outputs, tensors.size() == 1, true, options_->timeout, lowered, [&](PyObject* method) {
+      const Operation& operation,
+      const Tensors& tensors,
+      const Operands& outputs,
+      std::optional<int64_t> rank,
+      int64_t tag) {
+    auto lowered = [&] { return rank ? py::tuple(py::make_tuple(tensors, *rank, tag)) : py::make_tuple(tensors, tag); };
+    bool fits = tensors.size() == 1;
+    return start(operation, tensors, outputs, fits, true, options_->timeout, lowered, [&](PyObject* method) {
       Arguments arguments;
       arguments.add(tensors[0], rank ? &*rank : nullptr, tag);
       return arguments.call(method);
@@ -1271,7 +1145,7 @@ class Backend : public c10d::Backend {
 
   template <class Lower, class Call>
   intrusive_ptr<c10d::Work> start(
-      Which which,
+      const Operation& operation,
       const Operands& inputs,
       const Operands& outputs,
       bool fits,
@@ -1279,11 +1153,10 @@ class Backend : public c10d::Backend {
       milliseconds timeout,
       Lower&& lower,
       Call&& call) {
-    const Operation& operation = OPERATIONS[which];
     intrusive_ptr<Work> work;
     if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) { // the entry begins now
       work = c10::make_intrusive<Work>(
-          getRank(), operation.type, titles_[which], flat(inputs.lists()), facts(timeout));
+          getRank(), operation.type, titles_[&operation - OPERATIONS.data()], flat(inputs.lists()), facts(timeout));
     }
     Gil gil;
     if (!isDescribed_.exchange(true)) {
@@ -1294,7 +1167,7 @@ class Backend : public c10d::Backend {
     bool isPlain = fits && inputs.arePlain() && outputs.arePlain();
     py::object started;
     try {
-      started = perform(which, isPlain, lower, call);
+      started = perform(operation, isPlain, lower, call);
     } catch (const py::error_already_set& error) {
       if (error.matches(names().failures) && !error.matches(names().refusals)) {
         hooks_->runAbortHooks();
@@ -1325,14 +1198,15 @@ class Backend : public c10d::Backend {
 
   // Starts an operation by the group's method if it accepts the tensors, else by the runner.
   template <class Lower, class Call>
-  py::object perform(Which which, bool isPlain, Lower&& lower, Call&& call) {
+  py::object perform(const Operation& operation, bool isPlain, Lower&& lower, Call&& call) {
     if (isPlain && methods_) {
-      auto method = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(methods_.get(), which));
+      size_t index = &operation - OPERATIONS.data();
+      auto method = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(methods_.get(), index));
       if (py::object started = resultOf(call(method.ptr()))) {
         return started;
       }
     }
-    return callRunnerWith("perform", py::make_tuple(OPERATIONS[which].call) + lower());
+    return callRunnerWith("perform", py::make_tuple(operation.call) + lower());
   }
 
   bool isCoalescing() {
