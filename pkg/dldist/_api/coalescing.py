@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _thread import _local
-from typing import Any
+from typing import Any, NamedTuple
 
 from dldist import _core
 from dldist._api import collectives
@@ -45,15 +45,14 @@ class _CoalescingManager:
             self.append(self._recording.work)
 
 
-class _CollOp:
+class _CollOp(NamedTuple):
     """One recorded collective, with the attributes of c10d's _CollOp."""
 
-    def __init__(self, op: Any, tensor: Any, dst_tensor: Any = None, redop: Any = None, root: int | None = None) -> None:
-        self.op = op
-        self.tensor = tensor
-        self.dst_tensor = dst_tensor
-        self.redop = redop
-        self.root = root
+    op: Any
+    tensor: Any
+    dst_tensor: Any = None
+    redop: Any = None
+    root: int | None = None
 
 
 def recorded_calls_of(recording: Any) -> list[_CollOp]:

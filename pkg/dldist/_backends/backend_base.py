@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from dldist import _core
 from dldist._backends.dispatcher import BackendCalls
-from dldist._backends.hook_args import CompletionHookArgs
+from dldist._backends.hook_args import CompletionHookArgs, check_hook
 from dldist._backends.low_level import LowLevelCalls
 from dldist._base.options import Checked, as_int, as_timedelta
 
@@ -165,16 +165,18 @@ class Backend(Member):
         """Shut the backend down cleanly. Does nothing unless overridden."""
 
     def abort(self) -> None:
-        """End unfinished operations with errors. Unless overridden, only run the abort hooks."""
-        self._run_abort_hooks()
+        """End unfinished operations with errors. Unless overridden, only run the abort hooks.
+
+        Errors of hooks go to sys.unraisablehook, because an abort should not fail.
+        """
+        for hook in list(self._abort_hooks.values()):
+            _core._call_and_report(call, hook)
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
         """Register a hook to call on abort(), maybe repeatedly. Replaces the hook with this id."""
         if not self.supports_abort_hooks:
             raise self._unsupported("register_abort_hook")
-        if not callable(hook):
-            raise TypeError(f"register_abort_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
-        self._abort_hooks[hook_id] = hook
+        self._abort_hooks[hook_id] = check_hook("register_abort_hook", hook)
 
     def unregister_abort_hook(self, hook_id: int) -> None:
         """Remove an abort hook. Does nothing if the id is unknown."""
@@ -187,11 +189,6 @@ class Backend(Member):
     def unregister_completion_hook(self, hook_id: int) -> None:
         """Remove a completion hook."""
         raise self._unsupported("unregister_completion_hook")
-
-    def _run_abort_hooks(self) -> None:
-        """Run the abort hooks. Their errors go to sys.unraisablehook: an abort should not fail."""
-        for fn in list(self._abort_hooks.values()):
-            _core._call_and_report(call, fn)
 
     def get_error(self) -> Any:
         """Return the backend's state as an ErrorType."""

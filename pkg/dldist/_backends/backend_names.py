@@ -146,7 +146,8 @@ class BackendConfig:
     def __init__(self, backend: str) -> None:
         name = Backend(backend)
         if name == Backend.UNDEFINED:
-            self.device_backend_map = _default_backends()
+            devices = ["cpu", "cuda"] if is_nccl_available() else ["cpu"]
+            self.device_backend_map = {device: Backend.default_device_backend_map[device] for device in devices}
         elif name in Backend.backend_list:
             self.device_backend_map = dict.fromkeys(Backend.backend_capability[name], name)
         elif ":" in name:
@@ -163,11 +164,6 @@ class BackendConfig:
 
     def get_device_backend_map(self) -> dict[str, str]:
         return self.device_backend_map
-
-
-def _default_backends() -> dict[str, str]:
-    devices = ["cpu", "cuda"] if is_nccl_available() else ["cpu"]
-    return {device: Backend.default_device_backend_map[device] for device in devices}
 
 
 def device_type_of(device: Any, name: str = "device") -> str:
@@ -217,21 +213,17 @@ def is_nccl_available() -> bool:
 
 def is_mpi_available() -> bool:
     """Return True if an MPI library can be loaded; see also dldist.carriers.why_not("mpi")."""
-    return _is_carrier_available("mpi")
+    return carriers.is_available("mpi")
 
 
 def is_ucc_available() -> bool:
     """Return True if UCC can be loaded; see also dldist.carriers.why_not("ucc")."""
-    return _is_carrier_available("ucc")
+    return carriers.is_available("ucc")
 
 
 def is_xccl_available() -> bool:
     """Return True if oneCCL can be loaded; see also dldist.carriers.why_not("xccl")."""
-    return _is_carrier_available("xccl")
-
-
-def _is_carrier_available(name: str) -> bool:
-    return carriers.is_available(name)
+    return carriers.is_available("xccl")
 
 
 CHECKS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dldist import rendezvous
 from dldist._backends.backend_base import BackendOptions
@@ -11,15 +11,6 @@ from dldist._backends.world_backend import WorldBackend
 from dldist.carriers import _mpi
 from dldist.rendezvous import DEFAULT_TIMEOUT_S
 from dldist.world import World
-
-
-class CarrierBackend(WorldBackend):
-    """A backend whose collectives a third-party library (carrier) runs; a World does all else."""
-
-    @classmethod
-    def _prepare_world(cls, group: World) -> World:
-        group._use_carrier(cls._name)
-        return group
 
 
 class CarrierOptions(BackendOptions):
@@ -31,18 +22,26 @@ class CarrierOptions(BackendOptions):
         super().__init__(self._name, timeout)
 
 
-class MPIOptions(CarrierOptions):
-    """Options of ProcessGroupMPI."""
+MPIOptions, UCCOptions, XCCLOptions = (
+    type(f"{name}Options", (CarrierOptions,), {"_name": name.lower(), "__doc__": f"Options of ProcessGroup{name}."})
+    for name in ("MPI", "UCC", "XCCL")
+)
 
-    _name = "mpi"
+
+class CarrierBackend(WorldBackend):
+    """A backend whose collectives a third-party library (carrier) runs; a World does all else."""
+
+    @classmethod
+    def _prepare_world(cls, group: World) -> World:
+        group._use_carrier(cls._name)
+        return group
 
 
 class ProcessGroupMPI(CarrierBackend):
     """c10d's backend for MPI. Works with any MPI library."""
 
     _name = "mpi"
-    Options = MPIOptions
-    _Options = MPIOptions
+    Options = _Options = MPIOptions
 
     @classmethod
     def create(cls, ranks: list[int]) -> ProcessGroupMPI | None:
@@ -51,43 +50,26 @@ class ProcessGroupMPI(CarrierBackend):
         meeting = rendezvous.meet(endpoint=_mpi.processes_endpoint(), timeout=DEFAULT_TIMEOUT_S, name="ProcessGroupMPI")
         with meeting:
             members = list(ranks) or list(range(meeting.world_size))
-            backend = cls._create_if_member(meeting.store, meeting.rank, members)
+            is_member = meeting.rank in members
+            backend = cls(meeting.store, members.index(meeting.rank), len(members)) if is_member else None
             meeting.mark_connected()
         if backend is not None:
             backend.group._meeting = meeting
         return backend
-
-    @classmethod
-    def _create_if_member(cls, store: Any, rank: int, members: list[int]) -> ProcessGroupMPI | None:
-        return cls(store, members.index(rank), len(members)) if rank in members else None
-
-
-class UCCOptions(CarrierOptions):
-    """Options of ProcessGroupUCC."""
-
-    _name = "ucc"
 
 
 class ProcessGroupUCC(CarrierBackend):
     """c10d's backend for UCC. Messages use dldist's own transport."""
 
     _name = "ucc"
-    Options = UCCOptions
-    _Options = UCCOptions
-
-
-class XCCLOptions(CarrierOptions):
-    """Options of ProcessGroupXCCL."""
-
-    _name = "xccl"
+    Options = _Options = UCCOptions
 
 
 class ProcessGroupXCCL(CarrierBackend):
     """c10d's backend for oneCCL, for host arrays. Messages use dldist's own transport."""
 
     _name = "xccl"
-    Options = XCCLOptions
-    _Options = XCCLOptions
+    Options = _Options = XCCLOptions
 
 
 BACKENDS: dict[str, type[CarrierBackend]] = {each._name: each for each in (ProcessGroupMPI, ProcessGroupUCC, ProcessGroupXCCL)}

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from dldist import _core
-from dldist._backends.hook_args import CompletionHookArgs, WorkInfo
+from dldist._backends.hook_args import CompletionHookArgs, WorkInfo, check_hook
 from dldist._base import callback_thread
 from dldist._base.options import OpType
 
@@ -32,16 +32,13 @@ class Completions:
         return bool(self._hooks) or self._on_work_info is not None
 
     def register(self, id: int, fn: Callable[[CompletionHookArgs], object]) -> None:
-        if not callable(fn):
-            raise TypeError(f"register_completion_hook(): argument 'hook' must be callable, not {type(fn).__name__}")
-        self._hooks[id] = fn
+        self._hooks[id] = check_hook("register_completion_hook", fn)
 
     def unregister(self, id: int) -> None:
         self._hooks.pop(id, None)
 
     def register_on_work_info(self, hook: Callable[[WorkInfo], object]) -> None:
-        if not callable(hook):
-            raise TypeError(f"_register_on_completion_hook(): argument 'hook' must be callable, not {type(hook).__name__}")
+        check_hook("_register_on_completion_hook", hook)
         if self._on_work_info is not None:
             raise RuntimeError("_register_on_completion_hook(): the group already has a hook: got a second, expected one")
         self._on_work_info = hook

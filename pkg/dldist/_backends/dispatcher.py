@@ -93,8 +93,7 @@ class BackendCalls:
         if timeout is not None:
             raise _core.DistArgumentError(
                 f"{name}(): argument 'timeout': got {timeout}, expected None, as messages of backend {self._backend_name} take "
-                "none; "
-                "pass it to wait()"
+                "none; pass it to wait()"
             )
 
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from dldist import _core
 from dldist._backends.backend_base import Backend, BackendOptions
 from dldist._backends.low_level import CALLS, Call, Side
-from dldist._base.operations import flat
 from dldist._base.argument_names import read_ranks
+from dldist._base.operations import flat
 from dldist._base.works import FakeWork
 
 _CPU = 1  # DLPack's device type for the CPU
@@ -329,11 +329,7 @@ class FakeStore(_core.Store):
     compare_set = append = list_keys = _raise_unsupported  # type: ignore[assignment]
 
 
-def _constant_method(value: Any) -> Any:
-    return lambda self, *args, **named: value
-
-
 _RESULTS = {"set": None, "get": b"", "wait": None, "check": True, "delete_key": True, "num_keys": 0}
 
 for _name, _value in _RESULTS.items():
-    setattr(FakeStore, _name, _constant_method(_value))
+    setattr(FakeStore, _name, lambda *_, _value=_value, **__: _value)

@@ -28,7 +28,7 @@ class PostHookArgs(NamedTuple):
     op_id: int
 
 
-class WorkInfo:
+class WorkInfo(NamedTuple):
     """A completed operation: the argument of the hook of `_register_on_completion_hook`.
 
     time_started is the time of the call; time_finished is when its end was noticed. active_duration
@@ -36,14 +36,11 @@ class WorkInfo:
     times.
     """
 
-    def __init__(
-        self, op_type: Any, seq: int, time_started: datetime, time_finished: datetime, active_duration: timedelta
-    ) -> None:
-        self.op_type = op_type
-        self.seq = seq
-        self.time_started = time_started
-        self.time_finished = time_finished
-        self.active_duration = active_duration
+    op_type: Any
+    seq: int
+    time_started: datetime
+    time_finished: datetime
+    active_duration: timedelta
 
     def __repr__(self) -> str:
         return f"<WorkInfo {self.op_type.name} {self.seq}: {self.active_duration.total_seconds():.6f} s>"
@@ -57,3 +54,10 @@ class CompletionHookArgs(NamedTuple):
 
     completion_key: int
     duration_ms: float | None
+
+
+def check_hook(method: str, hook: Any) -> Any:
+    """Return the hook. Raise TypeError, in the name of `method`, if it is not callable."""
+    if not callable(hook):
+        raise TypeError(f"{method}(): argument 'hook' must be callable, not {type(hook).__name__}")
+    return hook

@@ -10,7 +10,7 @@ from typing import Any
 from dldist import _core
 from dldist._backends.completion_hooks import Completions
 from dldist._backends.group_backend import GroupBackend
-from dldist._backends.hook_args import PostHookArgs, PreHookArgs
+from dldist._backends.hook_args import PostHookArgs, PreHookArgs, check_hook
 from dldist._backends.low_level import CALLS
 from dldist._base.operations import OPERATIONS, Operation, flat
 from dldist._base.options import HookOpName, OpType
@@ -50,10 +50,10 @@ class Hooks:
         return bool(self._pre or self._post or self.completion)
 
     def register_pre(self, id: int, fn: Callable[[PreHookArgs], object]) -> None:
-        self._pre[id] = _callable("register_pre_hook", fn)
+        self._pre[id] = check_hook("register_pre_hook", fn)
 
     def register_post(self, id: int, fn: Callable[[PostHookArgs], object]) -> None:
-        self._post[id] = _callable("register_post_hook", fn)
+        self._post[id] = check_hook("register_post_hook", fn)
 
     def ensure_completion(self) -> Completions:
         if self.completion is None:
@@ -108,12 +108,6 @@ class Hooks:
     def _next_op_id(self) -> int:
         op_id, self._op_id = self._op_id, self._op_id + 1
         return op_id
-
-
-def _callable(method: str, fn: Any) -> Any:
-    if not callable(fn):
-        raise TypeError(f"{method}(): argument 'hook' must be callable, not {type(fn).__name__}")
-    return fn
 
 
 _next_id = itertools.count(1 << 62)  # far from the small numbers that programs choose as ids
@@ -196,10 +190,13 @@ class FlightRecorderHook:
     def _on_pre_hook(self, args: PreHookArgs) -> None:
         pg = self._pg()
         tensors = [*args.input_tensors, *args.output_tensors]
-        if pg is None or args.name not in _RECORDED or _records_itself(pg._backend_for_tensor(tensors[0] if tensors else None)):
+        if pg is None or args.name not in _RECORDED:
+            return
+        backend = pg._backend_for_tensor(tensors[0] if tensors else None)
+        if isinstance(getattr(backend, "wrapped_pg", backend), GroupBackend):  # the extension records its calls
             return
         for op_id in list(self._records):
-            self._end(self._records.pop(op_id), "it was not started")
+            _core._end_record(self._group, self._records.pop(op_id), "it was not started")
         is_p2p = args.name in (HookOpName.SEND, HookOpName.RECV)
         self._records[args.op_id] = _core._begin_record(
             self._group,
@@ -219,20 +216,14 @@ class FlightRecorderHook:
             future = args.work.get_future()
             add_callback = future.add_done_callback
         except (AttributeError, RuntimeError):
-            self._end(record, None)
+            _core._end_record(self._group, record)
             return
 
         def end(done: Any) -> None:
             error = done.exception() if hasattr(done, "exception") else None
-            self._end(record, None if error is None else f"{type(error).__name__}: {error}")
+            _core._end_record(self._group, record, None if error is None else f"{type(error).__name__}: {error}")
 
         add_callback(end)
-
-    def _end(self, record: int, failure: str | None) -> None:
-        if failure is None:
-            _core._end_record(self._group, record)
-        else:
-            _core._end_record(self._group, record, failure)
 
 
 _RECORDED: dict[Any, str] = {
@@ -241,10 +232,6 @@ _RECORDED: dict[Any, str] = {
     HookOpName.RECV: "recv",
 }
 """Operations' names in the flight recorder. Operations that c10d does not name are not recorded."""
-
-
-def _records_itself(backend: Any) -> bool:
-    return isinstance(getattr(backend, "wrapped_pg", backend), GroupBackend)
 
 
 def _shapes(tensors: list[Any]) -> list[tuple[str, tuple[int, ...]]]:

@@ -186,13 +186,8 @@ class ProcessGroupNCCL(GroupBackend):
         """Return the version of the loaded NCCL."""
         return library.version()
 
-    @property
-    def supports_shrinking(self) -> bool:  # type: ignore[override]
-        return self.get_runtime_nccl_version() >= (2, 27, 3)
-
-    @property
-    def supports_window(self) -> bool:  # type: ignore[override]
-        return self.get_runtime_nccl_version() >= (2, 29, 2)
+    supports_shrinking = property(lambda self: self.get_runtime_nccl_version() >= (2, 27, 3))  # type: ignore[assignment]
+    supports_window = property(lambda self: self.get_runtime_nccl_version() >= (2, 29, 2))  # type: ignore[assignment]
 
     # ---- time, sequence numbers, errors
 

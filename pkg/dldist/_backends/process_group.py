@@ -199,7 +199,8 @@ class ProcessGroup(Member):
         kind = device_type_of(device)
         backend = self._backends.get(kind)
         if backend is None:
-            raise RuntimeError(f"No backend type associated with device type {kind}: group {self.group_name!r} has {self._backend_list()}")
+            names = ", ".join(f"{kind}:{backend.name()}" for kind, backend in self._backends.items()) or "none"
+            raise RuntimeError(f"No backend type associated with device type {kind}: group {self.group_name!r} has {names}")
         return backend
 
     _get_backend = get_backend
@@ -211,9 +212,6 @@ class ProcessGroup(Member):
         """List the different backends of some device types, or of all."""
         backends = self._backends.values() if kinds is None else map(self._get_backend, kinds)
         return list({id(backend): backend for backend in backends}.values())
-
-    def _backend_list(self) -> str:
-        return ", ".join(f"{kind}:{backend.name()}" for kind, backend in self._backends.items()) or "none"
 
     @property
     def _device_types(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from dldist import _core
@@ -112,8 +113,7 @@ class _ProcessGroupWrapper(Backend):
         if (backend.rank(), backend.size()) != (gloo_backend.rank(), gloo_backend.size()):
             raise ValueError(
                 f"_ProcessGroupWrapper(): argument 'gloo_backend' is another rank: got {gloo_backend.rank()} of "
-                f"{gloo_backend.size()}, "
-                f"expected {backend.rank()} of {backend.size()}"
+                f"{gloo_backend.size()}, expected {backend.rank()} of {backend.size()}"
             )
         super().__init__(backend.rank(), backend.size())
         self.wrapped_pg = backend
@@ -198,16 +198,12 @@ class _ProcessGroupWrapper(Backend):
         return getattr(self.wrapped_pg, name)
 
 
-def _forwarding_property(name: str) -> Any:
-    return property(lambda self: getattr(self.wrapped_pg, name))
-
-
 # Forward to the wrapped backend all of Backend's attributes that the wrapper does not define.
 _NOT_FORWARDED = {"Options", "_operations", "_perform", "_unsupported", *vars(_ProcessGroupWrapper)}
 
 for _name in vars(Backend).keys() - _NOT_FORWARDED:
     if not _name.startswith("__"):
-        setattr(_ProcessGroupWrapper, _name, _forwarding_property(_name))
+        setattr(_ProcessGroupWrapper, _name, property(attrgetter(f"wrapped_pg.{_name}")))
 
 
 def _with_collective(error: RuntimeError, own: Fingerprint) -> RuntimeError:
