@@ -211,7 +211,11 @@ class _PowerSGDStep:
         self._approximation = self._gradient.copy()
         self._split(bucket.shapes())
         self._factors = self._right_factors()
-        self._send_left()
+        # Send the left factors and the uncompressed gradients as one array.
+        left = [matrix @ factor for matrix, factor in zip(self._matrices, self._factors, strict=True)]
+        self._shapes = [part.shape for part in (*left, *self._others)]
+        self._left = _join([*left, *self._others], self._gradient.dtype)
+        self._work = self._operations.all_reduce(self._left, "avg", async_op=True)
 
     def _split(self, shapes: list[tuple[int, ...]]) -> None:
         """Make views of the gradient and its approximation: matrices to compress, and the rest."""
@@ -235,13 +239,6 @@ class _PowerSGDStep:
             return saved_factors
         return self._state._new_right_factors(self._matrices)
 
-    def _send_left(self) -> None:
-        """Send the left factors and the uncompressed gradients as one array."""
-        left = [matrix @ factor for matrix, factor in zip(self._matrices, self._factors, strict=True)]
-        self._shapes = [part.shape for part in (*left, *self._others)]
-        self._left = _join([*left, *self._others], self._gradient.dtype)
-        self._work = self._operations.all_reduce(self._left, "avg", async_op=True)
-
     def finish(self) -> Any:
         import numpy
 
@@ -256,15 +253,12 @@ class _PowerSGDStep:
             numpy.matmul(left, right.T, out=result)
         for result, part in zip(self._other_results, parts[len(self._matrices) :], strict=True):
             result[...] = part
-        self._save_state(rights, len(self._left) + len(sent))
-        return self._approximation
-
-    def _save_state(self, rights: list[Any], sent_elements: int) -> None:
         self._state.right_factors[self._index] = rights
-        self._state.sent_elements += sent_elements
+        self._state.sent_elements += len(self._left) + len(sent)
         self._state.whole_elements += len(self._gradient)
         if self._state.use_error_feedback:
             self._state.errors[self._index] = self._gradient - self._approximation
+        return self._approximation
 
 
 def _read(bucket: GradBucket) -> Any:

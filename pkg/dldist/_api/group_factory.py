@@ -44,12 +44,8 @@ def check_backend(name: str) -> None:
     for each in BackendConfig(name).get_device_backend_map().values():
         if each.upper() in Backend._plugins or each in (Backend.GLOO, Backend.FAKE):
             continue
-        if not _is_available(each):
+        if not (each in CHECKS and CHECKS[each]()):
             _raise_unavailable(each)
-
-
-def _is_available(backend: str) -> bool:
-    return backend in CHECKS and CHECKS[backend]()
 
 
 def _raise_unavailable(name: str) -> None:
@@ -134,8 +130,10 @@ class GroupFactory:
         pg.bound_device_id = self.device
         try:
             result = self._add_backends(pg, ranks)
+            if result is None and self.desc == "default_pg":
+                raise RuntimeError(f"backend {self.backend!r}: its creator returned None for rank {rank}, of the default group: expected a backend")
             if result is None:
-                return self._non_member_result(rank)
+                return NON_GROUP_MEMBER  # type: ignore[return-value]
             pg = result
             registry._world.add(
                 pg, name=name, backend=self.backend, config=repr(self.config), store=group_store, ranks=ranks, tag=tag
@@ -189,11 +187,6 @@ class GroupFactory:
         else:
             return _raise_unavailable(backend)
         return new_backend if isinstance(new_backend, ProcessGroup) else self._wrap_for_checks(new_backend, prefixed, pg)
-
-    def _non_member_result(self, rank: int) -> Any:
-        if self.desc == "default_pg":
-            raise RuntimeError(f"backend {self.backend!r}: its creator returned None for rank {rank}, of the default group: expected a backend")
-        return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
         new_backend = self._call_creator(backend, store, pg, ranks)

@@ -183,7 +183,7 @@ def _get_object_coll_device(group: Any = None) -> str:
     pg = group_or_default(group)
     if isinstance(pg, ProcessGroup):
         return _choose_device_type(pg._device_types or ["cpu"])
-    return "cuda" if _is_nccl(pg) else "cpu"
+    return "cuda" if isinstance(pg, nccl.ProcessGroupNCCL) else "cpu"
 
 
 def _get_pg_default_device(group: Any = None) -> str:
@@ -200,10 +200,6 @@ def _get_pg_default_device(group: Any = None) -> str:
 
 
 # ---- NCCL
-
-
-def _is_nccl(backend: Any) -> bool:
-    return isinstance(backend, nccl.ProcessGroupNCCL)
 
 
 def _get_process_group_uid(pg: Any) -> Any:

@@ -121,7 +121,8 @@ class _Jax(Family):
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         if _is_on_gpu(x):
-            return _device_buffer(shape, str(x.dtype), x.__dlpack_device__()[1])
+            # Only groups can allocate memory. The memory outlives this temporary group.
+            return _core.NcclGroup(None, 0, 1, device=x.__dlpack_device__()[1]).empty(shape, str(x.dtype))
         return sys.modules["numpy"].empty(shape, x.dtype)
 
     def finish(self, buffer: Any, x: Any) -> Any:
@@ -134,11 +135,6 @@ class _Jax(Family):
 
 def _is_on_gpu(x: Any) -> bool:
     return all(device.platform == "gpu" for device in x.devices())
-
-
-def _device_buffer(shape: Shape, dtype: str, device: int) -> Any:
-    # Only groups can allocate memory. The memory outlives this temporary group.
-    return _core.NcclGroup(None, 0, 1, device=device).empty(shape, dtype)
 
 
 class _Cupy(Family):
@@ -199,8 +195,7 @@ class _Dlpack(Family):
         return _core._describe_tensor(x, False)["shape"]
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
-        # Only groups can allocate memory. The memory outlives this temporary group.
-        return _core.Group(None, 0, 1).empty(shape, _core._describe_tensor(x, False)["dtype"])
+        return private_memory(shape, _core._describe_tensor(x, False)["dtype"])
 
     def clear(self, buffer: Any) -> None:
         with memoryview(buffer) as view:
@@ -413,5 +408,5 @@ def full_like(x: Any, value: float) -> Any:
 
 
 def private_memory(shape: Any, dtype: Any) -> _core.SharedArray:
-    """Allocate zeros that are not shared with other ranks."""
+    """Allocate zeros that are not shared with other ranks. They outlive the temporary group."""
     return _core.Group(None, 0, 1).empty(shape, dtype)

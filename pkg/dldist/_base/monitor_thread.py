@@ -77,7 +77,7 @@ def _options(failure_settings: SimpleNamespace, rank: int) -> tuple[int | str, .
         failure_settings.heartbeat_timeout_s,
         _dump_mode(failure_settings),
         failure_settings.propagate_error,
-        failure_settings.desync_debug or _is_detailed(),
+        failure_settings.desync_debug or get_debug_level() is DebugLevel.DETAIL,
         failure_settings.extra_dump_on_exec,
         is_json,
         failure_settings.include_stacks,
@@ -93,10 +93,6 @@ def _dump_mode(failure_settings: SimpleNamespace) -> int:
     if failure_settings.dump_on_timeout is not None:
         return _DUMPING_ON if failure_settings.dump_on_timeout else _DUMPING_OFF
     return _DUMPING_ON if failure_settings.dump_file else _DUMPING_DEVICES
-
-
-def _is_detailed() -> bool:
-    return get_debug_level() is DebugLevel.DETAIL
 
 
 def dump_signal() -> int:

@@ -11,15 +11,8 @@ from dldist._base import settings
 
 def rank_variables(rank: int, size: int, local_rank: int, local_size: int, node: int = 0, nnodes: int = 1) -> dict[str, str]:
     """Return the variables with a rank's numbers: RANK, WORLD_SIZE and so on."""
-    numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_RANK": node,
-        "GROUP_WORLD_SIZE": nnodes,
-    }
-    return {name: str(number) for name, number in numbers.items()}
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    return dict(zip(names, map(str, (rank, size, local_rank, local_size, node, nnodes))))
 
 
 def store_variables(host: str, port: int, attempt: int = 0) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, time, timedelta
 from enum import Enum, Flag
 from types import FunctionType
 from typing import Any
@@ -55,14 +55,6 @@ def _make_time(hour: int, minute: int, second: int, microsecond: int, fold: int,
     return time(hour, minute, second, microsecond, zone, fold=fold)
 
 
-def _make_datetime(day: int, *moment: Any) -> datetime:
-    return datetime.combine(date.fromordinal(day), _make_time(*moment))
-
-
-def _make_timezone(offset: timedelta, name: str | None) -> timezone:
-    return timezone(offset) if name is None else timezone(offset, name)
-
-
 _MOMENT = (int, int, int, int, int, object)
 _Row = tuple[str, str, tuple[type, ...], Callable[[Any], tuple[Any, ...]], Callable[[Any], Callable[..., Any]]]
 # Module, class, types of the parts, the parts of a value, and the function that makes a value,
@@ -71,8 +63,10 @@ _STANDARD: tuple[_Row, ...] = (
     ("builtins", "range", (int, int, int), lambda x: (int(x.start), int(x.stop), int(x.step)), lambda cls: cls),
     ("datetime", "date", (int,), lambda x: (x.toordinal(),), lambda cls: cls.fromordinal),
     ("datetime", "time", _MOMENT, _moment_parts, lambda cls: _make_time),
-    ("datetime", "datetime", (int, *_MOMENT), lambda x: (x.toordinal(), *_moment_parts(x)), lambda cls: _make_datetime),
-    ("datetime", "timezone", (timedelta, object), lambda x: (*x.__getinitargs__(), None)[:2], lambda cls: _make_timezone),
+    ("datetime", "datetime", (int, *_MOMENT), lambda x: (x.toordinal(), *_moment_parts(x)),
+     lambda cls: lambda day, *moment: cls.combine(date.fromordinal(day), _make_time(*moment))),
+    ("datetime", "timezone", (timedelta, object), lambda x: (*x.__getinitargs__(), None)[:2],
+     lambda cls: lambda offset, name: cls(offset) if name is None else cls(offset, name)),
     ("zoneinfo", "ZoneInfo", (str,), lambda x: (x.key,), lambda cls: cls),
     ("decimal", "Decimal", (str,), lambda x: (str(x),), lambda cls: cls),
     ("fractions", "Fraction", (int, int), lambda x: _limited(x.numerator, x.denominator), lambda cls: lambda *parts: cls(*_limited(*parts))),

@@ -46,10 +46,6 @@ def flush() -> None:
     jax.effects_barrier()
 
 
-def _run_eagerly(*arrays: Any, form: Form) -> list[Any]:
-    return form.run_eagerly([jax.numpy.asarray(x) for x in arrays])
-
-
 def _describe_results(*avals: Any, form: Form) -> tuple[list[Any], set[Any]]:
     results = [] if form.shapes is None else zip(form.shapes, avals, strict=True)
     return [jax.core.ShapedArray(shape, aval.dtype) for shape, aval in results], {_ORDERED}
@@ -176,7 +172,7 @@ def _lower(ctx: Any, *operands: Any, form: Form) -> Any:
     return results
 
 
-_collective.def_impl(_run_eagerly)
+_collective.def_impl(lambda *arrays, form: form.run_eagerly([*map(jax.numpy.asarray, arrays)]))
 _collective.def_effectful_abstract_eval(_describe_results)
 ad.deflinear2(_collective, _transpose)
 _differentiate_linear = ad.primitive_jvps[_collective]

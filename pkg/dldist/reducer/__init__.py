@@ -188,18 +188,14 @@ class Reducer(C10dMethods):
         used: Any = self._allocate(len(self._parameters), "int32")
         self._used = used
         self._used_map = memoryview(used)
-        kinds = [SparseSlot if index in self._sparse else Slot for index in range(len(self._parameters))]
-        self._slots = [kind(parameter) for kind, parameter in zip(kinds, self._parameters, strict=True)]
+        is_sparse = self._expects_sparse or [False] * len(self._parameters)
+        self._slots = [(SparseSlot if sparse else Slot)(parameter) for sparse, parameter in zip(is_sparse, self._parameters, strict=True)]
         self._make_buckets(*self._first_assignment())
         self._first_bucket_sizes = [bucket.nbytes for bucket in self._buckets]
         self._is_open = False
         self._next_index = 0
         # verify() must be last: other ranks may need this rank to create shared buckets first.
         verify(operations, self._parameters, self._timeout)
-
-    @property
-    def _sparse(self) -> set[int]:
-        return {index for index, is_sparse in enumerate(self._expects_sparse) if is_sparse}
 
     def _first_assignment(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
         if self._given_buckets is not None:
@@ -244,14 +240,12 @@ class Reducer(C10dMethods):
         self, tensors: Sequence[Tensor] | None = None, src: int = 0, buffer_size: int = BROADCAST_BYTES
     ) -> list[Any]:
         """Copy one rank's parameters, or other tensors such as buffers of a model, to all ranks.
+        Return the arrays, new ones instead of immutable ones.
 
         Args:
             tensors: The tensors to send or overwrite. None means the parameters.
             src: The rank of the group that has the values.
             buffer_size: The number of bytes per broadcast.
-
-        Returns:
-            The arrays with their new values; immutable arrays are replaced by new ones.
 
         Raises:
             ValueError: The parameters are not arrays.
@@ -445,11 +439,9 @@ class Reducer(C10dMethods):
             bucket = self._buckets[self._next_index]
             bucket.started_ns = self._times.record_start()
             bucket.fill()
-            bucket.outcome = bucket.NOTHING if self._may_skip(bucket) else self._reduce_bucket(bucket)
+            is_skipped = self._skips_unused and bucket.unused_count == len(bucket.slots)
+            bucket.outcome = bucket.NOTHING if is_skipped else self._reduce_bucket(bucket)
             self._next_index += 1
-
-    def _may_skip(self, bucket: Bucket) -> bool:
-        return self._skips_unused and bucket.unused_count == len(bucket.slots)
 
     def _reduce_bucket(self, bucket: Bucket) -> Any:
         if self._hook is not None:
@@ -555,11 +547,12 @@ class Reducer(C10dMethods):
             self._static_unused = frozenset(range(len(self._slots))).difference(self._order)
 
     def _return_gradients(self) -> None:
+        is_optimizer_in_backward = self._autograd is not None and self._autograd.optimizer_in_backward
         for slot in self._slots:
             slot.is_partial = False
             if not self._is_used(slot):
                 slot.restore()
-            elif not self._is_view and not self._is_optimizer_in_backward:
+            elif not self._is_view and not is_optimizer_in_backward:
                 slot.return_gradient()
         if self._autograd is not None:
             self._autograd.restore_gradients(self._is_used)
@@ -567,10 +560,6 @@ class Reducer(C10dMethods):
     def _is_used(self, slot: Slot) -> bool:
         """Return True if any rank has a gradient for the slot's parameter."""
         return not (self._finds_unused or self._is_static) or bool(self._used_map[slot.parameter.index])
-
-    @property
-    def _is_optimizer_in_backward(self) -> bool:
-        return self._autograd is not None and self._autograd.optimizer_in_backward
 
     def gradient(self, index: int) -> Any:
         """Return the gradient of a parameter.
@@ -592,13 +581,10 @@ class Reducer(C10dMethods):
         return [self.gradient(index) for index in range(len(self._slots))]
 
     def reduce(self, gradients: Sequence[Tensor | None]) -> list[Any]:
-        """Run a whole pass with complete gradients, and return the averages.
+        """Run a whole pass with complete gradients, and return gradients().
 
         Args:
             gradients: One gradient for each parameter; None for an unused parameter.
-
-        Returns:
-            The result of gradients().
 
         Raises:
             ValueError: The number of gradients differs from the number of parameters.

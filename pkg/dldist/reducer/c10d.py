@@ -36,9 +36,8 @@ class C10dMethods:
         if self._is_open and has_begun:
             raise RuntimeError(
                 f"{call}Expected to have finished reduction in the prior iteration before starting a new one: "
-                f"{self._missing_text()}"
-                "if this is intended, create the Reducer with find_unused_parameters=True; finish() ends the prior pass, reset() "
-                "discards it"
+                f"{self._missing_text()}if this is intended, create the Reducer with find_unused_parameters=True; finish() "
+                "ends the prior pass, reset() discards it"
             )
 
     def _ddp_graph_static(self: Any) -> bool:

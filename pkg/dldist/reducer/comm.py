@@ -58,11 +58,11 @@ class GradBucket:
         return [slot.parameter.like for slot in self._bucket.slots]
 
     def scratch(self, dtype: str) -> _core.SharedArray:
-        """Return the parameters of the bucket's gradients, as passed to the Reducer."""
+        """Return memory for the bucket's elements in another dtype. It is reused in every pass."""
         return self._bucket.get_scratch(dtype)
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Return memory for the bucket's elements in another dtype. It is reused in every pass."""
+        """Return the shapes of the gradients in the bucket."""
         return [slot.parameter.shape for slot in self._bucket.slots]
 
     def view(self, memory: _core.SharedArray) -> Any:
