@@ -143,14 +143,11 @@ class DeviceMesh:
         return [ref if isinstance(ref, str) else ref.name for ref in self._group_refs]
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
-        """Return the group of this rank along a dimension.
+        """Return this rank's group along a dimension: a World if the mesh is made from a World.
 
         Args:
             mesh_dim: The number or name of the dimension, or the name of a flattened mesh. Optional
                 if the mesh has one dimension.
-
-        Returns:
-            A group of c10d, or a World if the mesh is made from a World.
 
         Raises:
             RuntimeError: `mesh_dim` is missing, or the mesh was made without groups.
@@ -175,10 +172,7 @@ class DeviceMesh:
         return mesh_groups.find_group(self._group_refs[dim])
 
     def get_all_groups(self) -> list[Any]:
-        """Return the groups of this rank along all dimensions, in a list.
-
-        Raises:
-            RuntimeError, IndexError: As for get_group.
+        """Return the groups of this rank along all dimensions, in a list. Raises like get_group.
 
         Example:
             >>> [group.size() for group in dist.init_device_mesh("cpu", (1, 1)).get_all_groups()]
@@ -240,10 +234,7 @@ class DeviceMesh:
         """Return the rank of this process in its group along a dimension.
 
         Args:
-            mesh_dim: As in get_group.
-
-        Raises:
-            RuntimeError, KeyError, IndexError: As for get_group.
+            mesh_dim: As in get_group, like the errors.
 
         Example:
             >>> dist.init_device_mesh("cpu", (1, 1)).get_local_rank(1)
@@ -315,16 +306,12 @@ class DeviceMesh:
         Args:
             low: The array for the lower neighbour.
             high: The array for the higher neighbour.
-            mesh_dim: The number or name of the dimension.
-            wrap: If True, the last rank of the dimension is followed by the first one.
+            mesh_dim: As in shift, like `wrap` and the errors.
             timeout: Seconds or a timedelta for each direction. None is the group's own.
 
         Returns:
             The lower neighbour's `high` and the higher neighbour's `low`, as new arrays; None
             instead of an array if there is no such neighbour.
-
-        Raises:
-            KeyError, IndexError: As for shift.
 
         Example:
             >>> mesh = dist.init_device_mesh("cpu", (1,))
@@ -458,14 +445,11 @@ class DeviceMesh:
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
         """Return the mesh, with groups, of the ranks that differ from this rank only in these
-        dimensions.
+        dimensions; this mesh if all of its names are given.
 
         Args:
             mesh_dim_names: A name, or a tuple in mesh order. A root also accepts names of flattened
                 meshes.
-
-        Returns:
-            A mesh; this mesh if all of its names are given.
 
         Raises:
             RuntimeError: The mesh has no names, or the dimensions overlap.
@@ -611,16 +595,13 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Create a mesh from existing groups.
+        """Create a mesh from existing groups. Its ranks are a World's ranks if made from a World.
 
         Args:
             group: A c10d group or a World, or a list with one for each dimension.
             device_type: As for DeviceMesh.
             mesh: The ranks, as for DeviceMesh. Required for several groups.
             mesh_dim_names: A name for each dimension. Required for several groups.
-
-        Returns:
-            The mesh. Its ranks are ranks of the World, if made from a World.
 
         Raises:
             ValueError: The mesh does not fit the groups, or is missing.

@@ -245,7 +245,8 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 
 
 def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
-    """Read another rank's memory at the position of `src`. The other rank need not call anything.
+    """Read another rank's memory at the position of `src` into `dst`, and return `dst`. The other
+    rank need not call anything.
 
     The ranks' arrays may differ: the position is the byte offset of `src` in this rank's array.
 
@@ -255,9 +256,6 @@ def get(dst: TensorT, src: Tensor, group: AnyGroup | str, peer: int) -> TensorT:
             is the one of the tensor passed to rendezvous(), or bytes (uint8, int8).
         group: A group or its name.
         peer: The rank, in the group, whose memory to read.
-
-    Returns:
-        dst.
 
     Raises:
         ValueError: The tensors do not match, one is not contiguous, or there is no handle.

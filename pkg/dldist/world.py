@@ -165,15 +165,11 @@ class World(_core.Group):
         return self.size
 
     def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
-        """Create a group of some ranks. Only the members need to call this.
+        """Create a group of some ranks. Only the members need to call this; others get None.
 
         Args:
             ranks: The members, in the order of their ranks in the group.
-            name: As in split.
-            timeout: As in split.
-
-        Returns:
-            The group, or None if this rank is not a member.
+            name: As in split, like `timeout`.
 
         Example:
             >>> with World() as world:
@@ -202,21 +198,19 @@ class World(_core.Group):
         group = super().split(argument_names.read_ranks(ranks, self.size), name, timeout)
         group.serializer = self.serializer
         group._activate(self.carrier)
-        self._subgroup_set().add(group)
+        # One set, if several threads call this, of the groups that are still referenced.
+        self.__dict__.setdefault("_subgroups", WeakSet()).add(group)
         return group
 
     def split_by(self, color: Any, key: Any = 0, *, name: str | None = None, timeout: Timeout | None = None) -> World | None:
-        """Create a group of the ranks with the same color. All ranks of this group must call this.
+        """Create a group of the ranks with the same color. All ranks of this group must call this,
+        and get None if `color` is None.
 
         Args:
             color: Any object that all_gather_object sends and that can be compared, such as a
                 number or a name; None if this rank takes no part.
             key: The ranks of a group are ordered by key, and by rank if keys are equal.
-            name: As in split.
-            timeout: As in split.
-
-        Returns:
-            The group, or None if `color` is None.
+            name: As in split, like `timeout`.
 
         Example:
             >>> with World() as world:
@@ -266,10 +260,6 @@ class World(_core.Group):
             self._stop_monitoring()
             self._close_meeting()
 
-    def _subgroup_set(self) -> WeakSet[World]:
-        """The groups made from this group that are still referenced."""
-        return self.__dict__.setdefault("_subgroups", WeakSet())  # one set, if several threads call this
-
     def _subgroup_methods(self, method: str) -> list[Callable[..., object]]:
         """Forget the groups made from this group, and return each one's method of this name."""
         return [getattr(group, method) for group in self.__dict__.pop("_subgroups", ())]
@@ -306,14 +296,12 @@ class World(_core.Group):
     # ---- memory of other ranks
 
     def rendezvous(self, array: Tensor | None) -> symmetric.SymmetricMemory:
-        """Make the ranks' arrays accessible to each other. All ranks must call this.
+        """Make the ranks' arrays accessible to each other: return a SymmetricMemory, with put, get
+        and signals (docs/symmetric-memory.md). All ranks must call this.
 
         Args:
             array: This rank's array, of any size; None if it has no memory to share. On one host,
                 arrays from this group's empty() are accessed directly, other arrays by messages.
-
-        Returns:
-            A SymmetricMemory, with put, get and signals (docs/symmetric-memory.md).
 
         Example:
             >>> with World() as world:
@@ -333,15 +321,12 @@ class World(_core.Group):
     # ---- objects
 
     def all_gather_object(self, obj: _T, *, serializer: str | None = None, timeout: Timeout | None = None) -> list[_T]:
-        """Gather the objects of all ranks on every rank.
+        """Gather the objects of all ranks on every rank. Return a list of copies, by rank.
 
         Args:
             obj: The object of this rank.
             serializer: "safe" (runs no sender code) or "pickle" on all ranks; None for the world's.
             timeout: Seconds or a timedelta for the whole call. None is the group's own.
-
-        Returns:
-            A list of copies, by rank.
 
         Raises:
             TypeError: The serializer rejects an object. Raised on all ranks; the group stays
@@ -359,15 +344,13 @@ class World(_core.Group):
     def gather_object(
         self, obj: _T, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[_T] | None:
-        """Gather the objects of all ranks on one rank.
+        """Gather the objects of all ranks on one rank. Return a list of copies, by rank, on the
+        root; None on other ranks.
 
         Args:
             obj: The object of this rank.
             root: The rank that receives the objects; the same on all ranks.
             serializer: As in all_gather_object, like `timeout` and the errors.
-
-        Returns:
-            A list of copies, by rank, on the root; None on other ranks.
         """
         return Exchange(self, "gather_object", serializer, timeout).gather(obj, root)
 
@@ -382,15 +365,12 @@ class World(_core.Group):
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> Any:
-        """Copy the object of one rank to every rank.
+        """Copy the object of one rank to every rank. Return the copy, or the root's own object.
 
         Args:
             obj: The object to send on the root; ignored on other ranks.
             root: The rank that sends the object; the same on all ranks.
             serializer: As in all_gather_object, like `timeout` and the errors.
-
-        Returns:
-            A copy of the object; on the root, the object itself.
 
         Example:
             >>> with World() as world:
@@ -425,14 +405,11 @@ class World(_core.Group):
     def all_to_all_objects(
         self, objs: Sequence[_T], *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> list[_T]:
-        """Send objs[r] to each rank r, and receive an object from each.
+        """Send objs[r] to each rank r, and receive an object from each. Return the copies by sender.
 
         Args:
             objs: One object for each rank.
             serializer: As in all_gather_object, like `timeout` and the errors.
-
-        Returns:
-            A list of copies: the objects for this rank, by sender.
         """
         return Exchange(self, "all_to_all_objects", serializer, timeout).all_to_all(objs)
 
@@ -482,15 +459,7 @@ class World(_core.Group):
         """Start to send an object to another rank. Its arrays must not change before the work ends.
 
         Args:
-            obj: As in send_object, like `dst` and `tag`.
-            serializer: As in all_gather_object.
-            timeout: Seconds or a timedelta for the whole operation. None is the group's own.
-
-        Returns:
-            A work.
-
-        Raises:
-            TypeError: The serializer rejects the object. Raised on both ranks.
+            obj: As in send_object, like `dst`, `tag`, `serializer`, `timeout` and the errors.
 
         Example:
             >>> with World() as world:
@@ -503,20 +472,14 @@ class World(_core.Group):
     def irecv_object(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> ObjectWork:
-        """Start to receive an object from one rank, or from any rank.
+        """Start to receive an object from one rank, or from any rank. Return a work, whose wait()
+        and result() return the object, as does `await`.
 
         Receives of objects and arrays with the same sender and tag get messages in the order of
         the calls.
 
         Args:
-            src: As in recv_object, like `tag` and `serializer`.
-            timeout: Seconds or a timedelta for the whole operation. None is the group's own.
-
-        Returns:
-            A work, whose wait() and result() return the object, as does `await`.
-
-        Raises:
-            TypeError, DistError: From wait(), as for recv_object.
+            src: As in recv_object, like `tag`, `serializer`, `timeout` and the errors of wait().
         """
         return Exchange(self, "irecv_object", serializer, timeout).irecv(src, tag)
 
@@ -541,11 +504,7 @@ class World(_core.Group):
     def recv_object_with_source(
         self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Timeout | None = None
     ) -> tuple[Any, int]:
-        """Run recv_object (`src`, `tag`, `serializer`, `timeout`), and also return the sender.
-
-        Returns:
-            The object, and the sender's rank.
-        """
+        """Run recv_object (`src`, `tag`, `serializer`, `timeout`); return the object and the sender's rank."""
         return Exchange(self, "recv_object_with_source", serializer, timeout).recv(src, tag)
 
 

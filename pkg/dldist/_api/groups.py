@@ -382,15 +382,13 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
-    """Divide a group into groups of consecutive ranks. Every rank of the world calls it.
+    """Divide a group into groups of consecutive ranks. Every rank of the world calls it, and gets
+    its group and a list of all groups.
 
     Args:
         group_size: The number of ranks in each new group. It must divide the group's size.
         group: The group to divide, or None for the default world.
         timeout: As in new_group, like `backend`, `pg_options` and `group_desc`.
-
-    Returns:
-        This rank's group, and a list of all groups.
 
     Raises:
         ValueError: `group_size` is missing or does not divide the group's size.
@@ -421,14 +419,12 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
-    """Create a group for each list of ranks. Every rank of the world calls it.
+    """Create a group for each list of ranks. Every rank of the world calls it, and gets its group
+    (None if no list has the rank) and a list of all groups.
 
     Args:
         ranks_per_subgroup_list: Disjoint lists of ranks of the default world.
         timeout: As in new_group, like `backend`, `pg_options` and `group_desc`.
-
-    Returns:
-        This rank's group (None if no list has this rank), and a list of all groups.
 
     Raises:
         ValueError: There is no list, or a rank is in two lists.
@@ -464,7 +460,7 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Split a group into parts. Unlike c10d's split_group, this needs no accelerator.
+    """Split a group; return this rank's part, or None. Unlike c10d's, this needs no accelerator.
 
     Only the members of a part need to call it. If the group is bound to a device and uses NCCL, all
     ranks of the group must call it.
@@ -477,9 +473,6 @@ def split_group(
         pg_options: Options of the backend.
         group_desc: A description of the part, for the flight recorder.
         backend: As in init_process_group; the parent's by default.
-
-    Returns:
-        The part that has this rank, or None.
 
     Raises:
         ValueError: A part is empty, or ranks are repeated or not in the parent.
@@ -550,7 +543,7 @@ def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
 def shrink_group(
     ranks_to_exclude: list[int], group: AnyGroup | None = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
 ) -> ProcessGroup:
-    """Replace a group by one without some ranks. All remaining ranks call it.
+    """Replace a group by one without some ranks; return the new one. All remaining ranks call it.
 
     The excluded ranks may be lost, if the group's store still answers. Shrinking the default world
     destroys all other groups, and makes the new group the default world.
@@ -560,9 +553,6 @@ def shrink_group(
         group: The group to shrink, or None for the default world.
         shrink_flags: SHRINK_ABORT aborts the old group's unfinished operations first.
         pg_options: Options of the backend.
-
-    Returns:
-        The new group.
 
     Raises:
         ValueError: The ranks to exclude are none, all, repeated or not in the group.
@@ -722,13 +712,10 @@ def _nccl_groups(groups: list[ProcessGroup], method: str) -> list[_core.NcclGrou
     for pg in groups:
         for backend in pg._distinct_backends():
             inner = getattr(backend, "wrapped_pg", backend)
-            if isinstance(getattr(inner, "group", None), _core.NcclGroup) and _is_builtin(getattr(type(inner), method)):
+            is_builtin = getattr(type(inner), method).__module__.startswith("dldist._")
+            if isinstance(getattr(inner, "group", None), _core.NcclGroup) and is_builtin:
                 nccl_groups.append(inner.group)
     return nccl_groups
-
-
-def _is_builtin(function: Callable[..., object]) -> bool:
-    return function.__module__.startswith("dldist._")
 
 
 def _unregister_and_end(group: Any, end: Callable[[ProcessGroup], object], start_all: Callable[[list[ProcessGroup]], None]) -> None:
@@ -744,7 +731,8 @@ def _unregister_and_end(group: Any, end: Callable[[ProcessGroup], object], start
     world.clear()
     start_all(groups)
     end_calls = [functools.partial(_end_with_note, end, each, names[each]) for each in groups]
-    call_all([*end_calls, lambda: _run_shutdown_calls(pg)])
+    # A subclass's shutdown() or abort() may not have run the shutdown calls.
+    call_all([*end_calls, lambda: call_all(pg._take_shutdown_calls())])
 
 
 def _end_with_note(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name: str) -> None:
@@ -754,11 +742,6 @@ def _end_with_note(end: Callable[[ProcessGroup], object], pg: ProcessGroup, name
     except Exception as error:
         error.add_note(f"while destroying group {name!r} ({pg.group_desc})")
         raise
-
-
-def _run_shutdown_calls(pg: ProcessGroup) -> None:
-    """Run the group's shutdown calls, if a subclass's shutdown() or abort() has not run them."""
-    call_all(pg._take_shutdown_calls())
 
 
 def _registered_group(group: Any) -> ProcessGroup:

@@ -289,14 +289,12 @@ def recv_object_list(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> int:
-    """Receive the objects of one send_object_list, from one rank or any rank.
+    """Receive the objects of one send_object_list, from one rank or any rank. Return the sender's
+    rank in the default world; -1, after a warning, for non-members.
 
     Args:
         object_list: A list to fill, as long as the sender's list.
         src: The source's rank in the default world; None for any rank.
-
-    Returns:
-        The sender's rank in the default world; -1, after a warning, for non-members.
 
     Raises:
         ValueError: The list is empty or of wrong length, or `src` is this rank or not in the group.
@@ -333,13 +331,11 @@ def isend_object(
     timeout: Timeout | None = None,
 ) -> ObjectWork:
     """Start to send an object to a rank, which receives it by irecv_object. The default is "safe".
+    Return a Work; for non-members None, after a warning.
 
     Args:
         obj: The object to send. Its arrays must not change before the work has ended.
         dst: The destination's rank in the default world, or NO_RANK.
-
-    Returns:
-        A Work. Non-members get None, after a warning.
 
     Raises:
         TypeError: The serializer rejects the object. Raised on both ranks.
@@ -365,14 +361,11 @@ def irecv_object(
     serializer: str | None = None,
     timeout: Timeout | None = None,
 ) -> ObjectWork:
-    """Start to receive the object of one isend_object, from one rank or any rank.
+    """Start to receive the object of one isend_object, from one rank or any rank. Return a Work,
+    whose wait() and result() return the object, like `await`; for non-members None, with a warning.
 
     Args:
         src: The source's rank in the default world; None for any rank; NO_RANK for none.
-
-    Returns:
-        A Work, whose wait() and result() return the object, as does `await`. Non-members get None,
-        after a warning.
 
     Raises:
         TypeError, DistError: From wait(), as for recv_object_list.

@@ -24,7 +24,7 @@ def isend(
     *,
     timeout: Timeout | None = None,
 ) -> _core.Work:
-    """Start to send a tensor to a rank.
+    """Start to send a tensor to a rank. Return a Work; for non-members None, after a warning.
 
     Args:
         tensor: The tensor to send; it must not change before the work has ended.
@@ -34,9 +34,6 @@ def isend(
         tag: A number of 0 or more, which the receiver must also give.
         group_dst: The receiver's rank in the group, instead of `dst`.
         timeout: Seconds or a timedelta until the message must be received. None is the group's own.
-
-    Returns:
-        A Work. Non-members get None, after a warning.
 
     Raises:
         ValueError: Both or none of `dst`, `group_dst` are given, or the rank or tag is invalid.
@@ -64,7 +61,8 @@ def irecv(
     timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> _core.Work:
-    """Start to receive a tensor from a rank, or from the first rank that sends.
+    """Start to receive a tensor from a rank, or from the first rank that sends. Return a Work; for
+    non-members None, after a warning.
 
     Args:
         tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
@@ -75,9 +73,6 @@ def irecv(
         group_src: The sender's rank in the group, instead of `src`.
         timeout: Seconds or a timedelta to wait. None is the group's own; 0 does not wait.
         match_dtype: Reject a message of another dtype, unless one side has bytes (uint8, int8).
-
-    Returns:
-        A Work. Non-members get None, after a warning.
 
     Raises:
         ValueError: Both `src` and `group_src` are given, the rank is not in the group, or tag < 0.
@@ -112,17 +107,8 @@ def send(
 
     Args:
         tensor: The tensor to send.
-        dst: The receiver's rank in the default world, or NO_RANK to send nothing.
-        group: The group, or None for the default world.
-        tag: A number of 0 or more, which the receiver must also give.
-        group_dst: The receiver's rank in the group, instead of `dst`.
-        timeout: Seconds or a timedelta until the message must be received. None is the group's own.
-
-    Raises:
-        ValueError: The rank is this one, not in the group, or missing; or the tag is negative.
-        DistTimeoutError: The message was not received before the timeout. The group stays usable.
-        DistMismatchError: The receiver has reported another dtype. The group stays usable.
-        DistPeerLostError, DistAbortedError: The receiver was lost, or the group was aborted.
+        dst: As in isend, like `group`, `tag`, `group_dst`, `timeout` and the errors, which send
+            itself raises. This rank is an error.
 
     Example:
         >>> if dist.get_world_size() > 1:
@@ -143,25 +129,13 @@ def recv(
     timeout: Timeout | None = None,
     match_dtype: bool = True,
 ) -> int:
-    """Receive a tensor from a rank, or from the first rank that sends.
+    """Receive a tensor from a rank, or from the first rank that sends. Return the sender's rank in
+    the default world; -1, after a warning, for non-members.
 
     Args:
         tensor: The tensor to fill. A shorter message fills a part; a longer one is an error.
-        src: The sender's rank in the default world; None for any rank; NO_RANK for none.
-        group: The group, or None for the default world.
-        tag: The tag of the sender's call.
-        group_src: The sender's rank in the group, instead of `src`.
-        timeout: Seconds or a timedelta to wait. None is the group's own; 0 does not wait.
-        match_dtype: Reject a message of another dtype, unless one side has bytes (uint8, int8).
-
-    Returns:
-        The sender's rank in the default world; -1, after a warning, for non-members.
-
-    Raises:
-        ValueError: Both `src` and `group_src` are given, the rank is not in the group, or tag < 0.
-        DistTimeoutError: No message was received before the timeout. The group stays usable.
-        DistMismatchError: The message's dtype differs; it is discarded. The group stays usable.
-        DistPeerLostError, DistAbortedError: The sender was lost, or the group was aborted.
+        src: As in irecv, like `group`, `tag`, `group_src`, `timeout`, `match_dtype` and the errors,
+            which recv itself raises.
 
     Example:
         >>> work = dist.isend(array("i", [7]), dst=dist.get_rank())
@@ -190,10 +164,8 @@ def probe(
     the same messages.
 
     Args:
-        src: The sender's rank in the default world; None for any rank; NO_RANK for none.
-        group: The group, or None for the default world.
+        src: As in irecv, like `group` and `group_src`.
         tag: The tag of the sender's call, or ANY_TAG.
-        group_src: The sender's rank in the group, instead of `src`.
         timeout: Seconds or a timedelta to wait. None is the group's own.
 
     Raises:
@@ -220,10 +192,7 @@ def iprobe(
     """Return a message that has arrived, or None. Does not wait.
 
     Args:
-        src: As in probe.
-        group: As in probe.
-        tag: As in probe.
-        group_src: As in probe.
+        src: As in probe, like `group`, `tag`, `group_src` and the errors.
     """
     return _probe("iprobe", src, group, tag, group_src, False, None)
 

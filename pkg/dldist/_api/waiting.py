@@ -18,7 +18,8 @@ _MAX_NAMED = 4
 
 
 def wait_any(works: Works, timeout: Timeout | None = None) -> int:
-    """Wait until one of the works has ended.
+    """Wait until one of the works has ended, and return its index. If it has failed, its exception
+    is raised instead.
 
     All works share one sleep; nothing is polled. Replace a finished work with None, which is
     ignored, to wait for the rest.
@@ -27,10 +28,6 @@ def wait_any(works: Works, timeout: Timeout | None = None) -> int:
         works: Works of any groups.
         timeout: Seconds or a timedelta to wait. None waits until a work ends; works have their own
             timeouts.
-
-    Returns:
-        The index of the first work in the list that has ended successfully or failed. A failed
-        work's exception is raised instead.
 
     Raises:
         ValueError: The list has no work.
@@ -52,8 +49,7 @@ def wait_some(works: Works, timeout: Timeout | None = None) -> list[int]:
     """Wait until at least one of the works has ended. Return the indexes of all that have ended.
 
     Args:
-        works: As in wait_any.
-        timeout: As in wait_any.
+        works: As in wait_any, like `timeout`.
     """
     return _raise_failures(works, _wait("wait_some", works, timeout))
 

@@ -208,7 +208,8 @@ def spawn(
     daemon: bool = False,
     timeout: float | None = None,
 ) -> list[Any] | ProcessContext[Any]:
-    """Run `fn(i, *args)` in new processes of this host, numbered by i from 0.
+    """Run `fn(i, *args)` in new processes of this host, numbered by i from 0. Return a list of the
+    results by process, or a ProcessContext.
 
     In each process, the environment has a rank, so init_process_group() needs no arguments. If a
     process fails, the other processes are ended.
@@ -220,9 +221,6 @@ def spawn(
         join: If True, wait for all processes. If False, return a ProcessContext immediately.
         daemon: If True, the processes end with this one, like multiprocessing's daemons.
         timeout: Time limit for all processes, in seconds. None means no limit.
-
-    Returns:
-        A list of the function's results by process, or a ProcessContext.
 
     Raises:
         ProcessRaisedException: The function raised. The message has the traceback.

@@ -149,13 +149,11 @@ class Join:
     @staticmethod
     def notify_join_context(joinable: Joinable) -> _core.Work | None:
         """Count this rank as still in the loop. A Joinable calls it at the start of each iteration.
+        Return a Work that ends once every rank has called this or left; None if the joinable is not
+        the first of its Join, or the Join is disabled.
 
         Args:
             joinable: The calling object.
-
-        Returns:
-            A Work that ends once every rank has called this or left. None if the joinable is not
-            the first of its Join, or the Join is disabled.
 
         Raises:
             RuntimeError: A rank has left, and throw_on_early_termination is true.

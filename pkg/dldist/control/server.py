@@ -27,16 +27,13 @@ _PURPOSE = b"dldist control plane 1"
 
 
 def token(secret: str | None = None) -> str:
-    """Return the token that requests over TCP must carry if the job has a secret.
+    """Return the token, 64 hexadecimal digits, for requests over TCP; "" if there is no secret.
 
     Clients send `Authorization: Bearer <token>`. The secret cannot be derived from the token. Use
     the token only on loopback and trusted networks, because it is sent in plain text.
 
     Args:
         secret: The job's secret. None uses DLDIST_SECRET from the environment.
-
-    Returns:
-        64 hexadecimal digits, or "" if there is no secret.
 
     Example:
         >>> from dldist import control
@@ -210,6 +207,7 @@ def serve(
     anyone: bool = False,
 ) -> Server:
     """Answer requests about this process: `POST /handler/<name>` for every registered handler.
+    Return the server, a context manager; keep a reference, because it ends when garbage-collected.
 
     A Unix socket admits only the same user. Over TCP, a job with a secret requires token().
 
@@ -220,9 +218,6 @@ def serve(
         secret: The job's secret. None reads DLDIST_SECRET; "" means no secret.
         anyone: True allows a non-loopback address without a secret: every client that reaches the
             port can call every handler.
-
-    Returns:
-        The server, a context manager. Keep a reference: it ends when garbage-collected.
 
     Raises:
         RuntimeError: The path exists, or the path or host and port cannot be bound.
@@ -278,7 +273,7 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
-    if not anyone and not _is_loopback(str(address[0])):
+    if not anyone and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ValueError(
             f"serve(): argument 'host': got {host}, expected a loopback address, as the job has no secret; set DLDIST_SECRET, "
             "or pass anyone=True to let every client that reaches the port call every handler"
@@ -295,10 +290,6 @@ def _bind_host(host: str, port: int, anyone: bool) -> socket.socket:
         listener.close()
         raise RuntimeError(f"Error binding to {host}:{port}: {error}") from error
     return listener
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _url_of(listener: socket.socket) -> str:

@@ -141,9 +141,6 @@ def all_reduce(
             function f(a, b) is called in Python, on all ranks' arrays in rank order, and must
             return an array of the same shape and dtype.
 
-    Returns:
-        An array like x.
-
     Raises:
         ValueError, TypeError: Wrong arguments. The group stays usable.
         DistMismatchError: Call, dtype, size or reduction differ between ranks.
@@ -267,7 +264,7 @@ def reduce(
     def start(calls: Any, source: Any, output: Any, **options: Any) -> Any:
         return calls.reduce(output, root, op, **options)
 
-    return form.run([x], start, [form.shape], partial(reduce, root=root, op=op), fill=COPIES, pack=lambda result: result if form.rank == root else None)
+    return form.run([x], start, [form.shape], partial(reduce, root=root, op=op), fill=COPIES, pack=lambda made: made if form.rank == root else None)
 
 
 @_documented
@@ -278,9 +275,6 @@ def scan(
 
     Args:
         op: As in all_reduce, but not "avg". Only "sum" has a gradient.
-
-    Returns:
-        An array like x.
 
     Raises:
         ValueError: The reduction is "avg", or is not supported for the dtype.
@@ -629,9 +623,6 @@ def broadcast(
 
     Args:
         x: An array; of the same dtype and shape on all ranks. Only the root's values matter.
-
-    Returns:
-        An array like x.
 
     Raises:
         ValueError: `root` is not a rank of the group.

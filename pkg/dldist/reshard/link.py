@@ -156,7 +156,7 @@ class Link:
     def push(self, arrays: Mapping[str, Tensor], version: int | None = None, *, timeout: Timeout | None = None) -> Pushed:
         """Push a new version. Blocks until every destination has requested and received it.
 
-        Lost destinations are skipped, and listed in the result.
+        Lost destinations are skipped, and listed in the returned Pushed.
 
         Args:
             arrays: This rank's local arrays by name. The call does not modify or keep the arrays.
@@ -164,9 +164,6 @@ class Link:
                 After a timeout, pass the failed version to retry; destinations that have it are
                 skipped.
             timeout: Seconds or a timedelta. None is the link's.
-
-        Returns:
-            A Pushed.
 
         Raises:
             ValueError: The arrays do not match the layout, or the version is not new.
@@ -214,16 +211,11 @@ class Link:
     def exchange(
         self, arrays: Mapping[str, Tensor] | None = None, version: int | None = None, *, timeout: Timeout | None = None
     ) -> int:
-        """Push, receive or both, as this rank's sides require. For programs with ranks on both
-        sides.
+        """Push, receive or both, as this rank's sides require, and return the version. For programs
+        with ranks on both sides.
 
         Args:
-            arrays: On sources, as in push().
-            version: As in push().
-            timeout: Seconds or a timedelta. None is the link's.
-
-        Returns:
-            The version.
+            arrays: On sources, as in push(), like `version` and `timeout`.
 
         Raises:
             DistTimeoutError, DistPeerLostError: As in push() and receive(); also for a lost
@@ -376,7 +368,8 @@ class Link:
 def redistribute(
     world: World, x: Any, shape: Any, source: Sharding, destination: Sharding, *, timeout: Timeout | None = None
 ) -> Any:
-    """Change an array's sharding over the same ranks, once. All ranks must call this.
+    """Change an array's sharding over the same ranks, once, and return this rank's new part, a new
+    array of x's library. All ranks must call this.
 
     Args:
         world: The world of the ranks.
@@ -385,9 +378,6 @@ def redistribute(
         source: The current sharding.
         destination: The new sharding.
         timeout: Seconds or a timedelta. None is the world's.
-
-    Returns:
-        This rank's part in the new sharding, a new array of x's library.
 
     Raises:
         DistMismatchError: Shapes, dtypes or placements differ between ranks.

@@ -103,14 +103,12 @@ class Sharding:
         return math.prod(self.mesh)
 
     def runs(self, shape: Sequence[int], rank: int) -> tuple[Runs, ...]:
-        """Return a rank's part of a global array.
+        """Return, by dimension, a rank's runs of indices in a global array: (first index, length),
+        in local order.
 
         Args:
             shape: The shape of the global array.
             rank: The rank's number in the mesh.
-
-        Returns:
-            For each dimension, the rank's runs of indices, (first index, length), in local order.
 
         Raises:
             ValueError: A placement's dimension or the rank does not exist.

@@ -85,13 +85,11 @@ class ReshardPlan:
 
     def between(self, source: int, destination: int) -> list[Piece]:
         """Return the pieces that one rank sends to another, or that it copies if both are the same.
+        The order is the same on both ranks.
 
         Args:
             source: The sending rank.
             destination: The receiving rank.
-
-        Returns:
-            The pieces, in the same order on both ranks.
         """
         return [piece for piece in self.pieces if (piece.source, piece.destination) == (source, destination)]
 
