@@ -147,7 +147,7 @@ def hand_out(world):
 
 
 def work(world):
-    """Answer tasks until rank 0 says stop."""
+    """Answer tasks until rank 0 sends STOP."""
     while True:
         tag = world.probe(0).tag
         row = world.recv_object(0, tag)

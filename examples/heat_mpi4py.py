@@ -162,7 +162,7 @@ def hand_out(comm):
 
 
 def work(comm):
-    """Answer tasks until rank 0 says stop."""
+    """Answer tasks until rank 0 sends STOP."""
     status = MPI.Status()
     while True:
         row = comm.recv(source=0, tag=MPI.ANY_TAG, status=status)
