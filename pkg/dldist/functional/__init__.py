@@ -739,7 +739,7 @@ def all_to_all(
             return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
         return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
 
-    sizes = {"output_split_sizes": output_split_sizes, "input_split_sizes": input_split_sizes}
+    sizes: dict[str, Any] = {"output_split_sizes": output_split_sizes, "input_split_sizes": input_split_sizes}
     again = partial(all_to_all, split_axis=split, concat_axis=concat, **sizes)
     return form.run([x], start, [shape], again, transpose=transpose)
 
