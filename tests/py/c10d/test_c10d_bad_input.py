@@ -122,7 +122,7 @@ BEFORE_INIT = {
     "dist.init_process_group('gloo', timeout='x')": "TypeError",
     "dist.init_process_group('unknown', store=dist.HashStore(), rank=0, world_size=1)": "AssertionError",
     "dist.init_process_group('cpu:gloo,cpu:gloo', store=dist.HashStore(), rank=0, world_size=1)": "ValueError",
-    "dist.init_process_group('cpu', store=dist.HashStore(), rank=0, world_size=1)": "AssertionError",
+    "dist.init_process_group('cuda', store=dist.HashStore(), rank=0, world_size=1)": "AssertionError",
     "dist.init_process_group('nccl', store=dist.HashStore(), rank=0, world_size=1)": "RuntimeError",
     "dist.init_process_group('gloo', init_method='unknown://x', rank=0, world_size=1)": "RuntimeError",
     "dist.init_process_group('gloo', init_method='tcp://127.0.0.1', rank=0, world_size=1)": "ValueError",
