@@ -419,7 +419,7 @@ def premul_by_a_tensor(dist, stubs, Tensor, port, rank, size):
     gc.collect()
     work.wait(datetime.timedelta(seconds=LIMIT_S))
     assert x.tolist() == [2.0, 4.0]
-    for values, dtype, text in (([1.0, 2.0], "float32", "one element"), ([1.0], "float64", "float64")):
+    for values, dtype, text in (([1.0, 2.0], "float32", "2 elements, expected 1"), ([1.0], "float64", "float64")):
         try:
             dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(Tensor(values, dtype)))
             raise AssertionError

@@ -189,7 +189,8 @@ def methods(store: dist.Store, is_async: bool) -> None:
         assert_type(world.broadcast_object(), Any)
         assert_type(world.scatter_objects([1, 2] if world.rank == 0 else None), int)
         assert_type(world.scatter_objects(), Any)
-        assert_type(world.all_to_all_objects((1, 2)), list[int])
+        ranks = [world.rank, 2]
+        assert_type(world.all_to_all_objects(ranks), list[int])
         assert_type(world.new_group([0]), dist.World | None)
         assert_type(world.split([0], timeout=5), dist.World)
         member: dist.Member = world.members[0]
