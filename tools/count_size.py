@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUDGETS = {"csrc": 87_260, "pkg": 33_640}
+BUDGETS = {"csrc": 87_260, "pkg": 33_650}
 SUFFIXES = {".c", ".h", ".cu", ".py", ".in", ".cpp"}
 
 

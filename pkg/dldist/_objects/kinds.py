@@ -156,6 +156,13 @@ def is_allowable(cls: Any) -> bool:
     return (is_dataclass(cls) and is_whole) or (issubclass(cls, tuple) and hasattr(cls, "_make"))
 
 
+def _flags(cls: Any, value: int) -> Any:
+    member = cls(value)
+    if member.value != value:  # Python 3.11.2 drops unknown bits
+        raise ValueError(f"invalid flags of {cls.__name__}: got {value}")
+    return member
+
+
 def _kind_of_class(index: int, cls: Any) -> Kind:
     if not is_allowable(cls):
         raise TypeError(
@@ -166,7 +173,7 @@ def _kind_of_class(index: int, cls: Any) -> Kind:
     title = f"{module}.{cls.__qualname__}"
     if issubclass(cls, Enum):
         if issubclass(cls, Flag):
-            return Kind(title, lambda member: (member.value,), cls, (int,))
+            return Kind(title, lambda member: (member.value,), lambda value: _flags(cls, value), (int,))
         return Kind(title, lambda member: (member.name,), cls.__members__.__getitem__, (str,))
     is_tuple = issubclass(cls, tuple)
     names = cls._fields if is_tuple else tuple(field.name for field in fields(cls))
