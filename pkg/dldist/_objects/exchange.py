@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from _thread import _local
 from collections.abc import Generator, Iterable
+from functools import cached_property
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -49,10 +50,6 @@ class Exchange:
         # view.
         host_view = getattr(group, "_host_view", None)
         self._group = group if host_view is None else host_view()
-        find_calls = getattr(self._group, "_calls_for_message", None)
-        calls = self._group if find_calls is None else find_calls(b"")
-        self._parts: _core.Group | None = calls if isinstance(calls, _core.Group) else None
-        """The group that sends and receives an object's pieces apart from messages with the same tag."""
         self.rank: int = group.rank
         self.size: int = group.size
         self._name = name
@@ -157,6 +154,13 @@ class Exchange:
         return self._require_parts()._irecv_part(
             incoming.buffer_for(index), incoming.rank, incoming.tag, **self._remaining_timeout()
         )
+
+    @cached_property
+    def _parts(self) -> _core.Group | None:
+        """The group that sends and receives an object's pieces apart from messages with the same tag."""
+        find_calls = getattr(self._group, "_calls_for_message", None)
+        calls = self._group if find_calls is None else find_calls(b"")
+        return calls if isinstance(calls, _core.Group) else None
 
     def _require_parts(self) -> _core.Group:
         if self._parts is None:
