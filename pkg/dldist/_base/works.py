@@ -79,11 +79,11 @@ class FutureWork(_core.Work):
         self._future.add_done_callback(lambda _: callback())
 
 
-def done_work(value: Any) -> FutureWork:
+def done_work(value: Any, kind: type[FutureWork] = FutureWork) -> FutureWork:
     """Return a completed work whose future has this value."""
     future = Future()
     future.set_result(value)
-    return FutureWork(future)
+    return kind(future)
 
 
 class ObjectWork(FutureWork):
@@ -180,11 +180,9 @@ class SkippedMessage(FutureWork):
         return 0
 
 
-def skipped_message(tensor: Any = None) -> SkippedMessage:
+def skipped_message(tensor: Any = None) -> FutureWork:
     """Return the work of a message to NO_RANK, or of one from NO_RANK, which leaves `tensor` as it is."""
-    future = Future()
-    future.set_result([] if tensor is None else [tensor])
-    return SkippedMessage(future)
+    return done_work([] if tensor is None else [tensor], SkippedMessage)
 
 
 class PythonCallbackWork(FutureWork):
